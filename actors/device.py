@@ -1,0 +1,303 @@
+"""A device owns one lane and everything that happens on it: loads, steps, closings. It never waits for any of them.
+
+Work goes to the lane as a job; the lane's news comes back through the port, is put into messages for whoever asked, and the device is
+free for the next message at once. A job is never abandoned: at the end of the device every job is stopped at its next boundary and
+waited for. A lane that passes no boundary for `stall_seconds` while it has work is *wedged*: new work is refused and health turns
+red, but nothing is freed under it, and it recovers if it moves again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from typing import Any, assert_never
+
+import attrs
+import msgspec
+import trio
+
+from tripower.runtime.engine import Backend, LoadedModel, LoadSpecification, Progress, StepEngine, StepTable
+from tripower.runtime.kernel import LATER, Actor, Ask, DeviceFailed, LaneJob, Message, ModelRefused, Port, Ref, TripowerError
+
+log = logging.getLogger("tripower.device")
+
+
+class LoadEngine(Ask[LoadedModel], frozen=True):
+    """Make a model resident. The envelope carries a `LoadOrder`. Answered when it is there; giving up stops the load."""
+
+    specification: LoadSpecification
+
+
+class UnloadEngine(Ask["EngineUnloaded"], frozen=True):
+    """Free a model. The envelope carries its engine."""
+
+    name: str
+
+
+class EngineUnloaded(Message, frozen=True):
+    name: str
+
+
+class RunSteps(Message, frozen=True):
+    """Run the steps of a table. The envelope carries a `StepOrder`. News: `StepsCommitted`, then exactly one `StepsDone`."""
+
+    name: str
+    closing: tuple[int, ...]
+    opening: tuple[int, ...]
+
+
+class StepsCommitted(Message, frozen=True):
+    """To whoever ordered: that many steps of the table are complete and may be read."""
+
+    steps: int
+
+
+class StepsDone(Message, frozen=True):
+    """To whoever ordered: the job has ended after that many steps. `error` is empty, or the code of what went wrong."""
+
+    steps: int
+    error: str = ""
+    explanation: str = ""
+
+
+class CloseSequences(Message, frozen=True):
+    """Free the states that a batch leaves behind. The envelope carries the engine."""
+
+    name: str
+    sequences: tuple[int, ...]
+
+
+Command = LoadEngine | UnloadEngine | RunSteps | CloseSequences
+
+
+@attrs.frozen
+class LoadOrder:
+    backend: Backend
+    progress: Progress = lambda stage, fraction: None
+
+
+@attrs.frozen
+class StepOrder:
+    engine: StepEngine
+    table: StepTable
+    reply_to: Ref[Any]
+
+
+class DeviceStatistics(msgspec.Struct, frozen=True):
+    device: str
+    state: str
+    """`idle`, `busy` or `wedged`."""
+    jobs: int
+    jobs_done: int
+    jobs_failed: int
+    steps: int
+    boundaries: int
+    quiet_seconds: float
+    """Time since the lane's last boundary, while it has work."""
+
+
+class DeviceActor(Actor[Command]):
+    """See the module. `port` is opened by the factory, closed here."""
+
+    end_seconds = 30.0
+
+    def __init__(self, device: str, open_port: Callable[[], Port], *, stall_seconds: float = 120.0) -> None:
+        self._device = device
+        self._open_port = open_port
+        self._stall_seconds = stall_seconds
+        self._jobs: dict[LaneJob, None] = {}
+        self._jobs_done = self._jobs_failed = self._steps = 0
+        self._wedged = False
+        self._moved_at = 0.0
+        self._quiet = trio.Event()
+        self._pump = trio.CancelScope(shield=True)
+
+    async def on_start(self) -> None:
+        self._port = self._open_port()
+        self._moved_at = trio.current_time()
+        self.start_soon(self._run_port, name="port")
+        self.start_soon(self._watch, name="watch")
+
+    async def on_message(self, message: Command) -> Any:
+        match message:
+            case LoadEngine():
+                return self._load(message)
+            case UnloadEngine():
+                return self._unload(message)
+            case RunSteps():
+                return self._run_steps(message)
+            case CloseSequences():
+                return self._close_sequences(message)
+        assert_never(message)
+
+    async def on_end(self) -> None:
+        try:
+            for job in self._jobs:
+                job.stop()
+            while self._jobs:
+                self._quiet = trio.Event()
+                await self._quiet.wait()
+        finally:
+            self._pump.cancel(reason="the device ends")
+            if not self._jobs:
+                self._port.close()
+
+    async def _run_port(self) -> None:
+        with self._pump:
+            await self._port.run()
+
+    async def _watch(self) -> None:
+        """Notice a lane that no longer moves."""
+        while True:
+            passed, jobs = self._port.boundaries(), self._jobs_done
+            await trio.sleep(self._stall_seconds / 4)
+            if not self._jobs or self._port.boundaries() != passed or self._jobs_done != jobs:
+                self._moved_at = trio.current_time()
+            wedged = trio.current_time() - self._moved_at >= self._stall_seconds
+            if wedged and not self._wedged:
+                log.error("%s passes no boundary any more; new work is refused", self._device)
+            self._wedged = wedged
+
+    def _check_usable(self) -> None:
+        if self._wedged:
+            raise DeviceFailed(f"{self._device} does not answer; restart the process", code="device_wedged")
+
+    def _submit(
+        self,
+        name: str,
+        work: Callable[[], Generator[None, None, Any]],
+        on_done: Callable[[Any, TripowerError | None], None],
+        *,
+        on_progress: Callable[[], None] = lambda: None,
+        request_stop: Callable[[], None] = lambda: None,
+    ) -> LaneJob:
+        def done(result: Any, error: BaseException | None) -> None:
+            del self._jobs[job]
+            self._jobs_done += 1
+            self._jobs_failed += error is not None
+            on_done(result, None if error is None else self._mapped(name, error))
+            if not self._jobs:
+                self._quiet.set()
+
+        if not self._jobs:
+            self._moved_at = trio.current_time()
+        job = LaneJob(name, work, done, on_progress, request_stop)
+        self._jobs[job] = None
+        self._port.submit(job)
+        return job
+
+    def _mapped(self, name: str, error: BaseException) -> TripowerError:
+        """The one seam where an engine's exceptions become ours."""
+        if isinstance(error, TripowerError):
+            return error
+        log.error("%s failed on %s", name, self._device, exc_info=error)
+        if isinstance(error, MemoryError):
+            return DeviceFailed(f"{self._device} has no memory left for this", code="out_of_memory")
+        return DeviceFailed(f"{name} failed on {self._device}: {type(error).__name__}")
+
+    def _load(self, message: LoadEngine) -> Any:
+        self._check_usable()
+        envelope, order = self.envelope, self.envelope.live
+        model_box: list[LoadedModel] = []
+
+        def work() -> Generator[None, None, LoadedModel | None]:
+            for model in order.backend.load(message.specification, order.progress):
+                if model is not None:
+                    model_box.append(model)
+                yield
+            return model_box[0] if model_box else None
+
+        def done(model: LoadedModel | None, error: TripowerError | None) -> None:
+            if error is None and model is None and model_box:
+                model = model_box[0]  # stopped after the last boundary: it is there all the same
+            if error is not None:
+                envelope.refuse(error)
+            elif model is None:
+                envelope.refuse(ModelRefused("the load was stopped", code="load_stopped"))
+            elif not envelope.answer(model):
+                self._submit(f"unload {message.specification.name}", partial(_close_engine, model.engine), lambda _r, _e: None)
+
+        job = self._submit(f"load {message.specification.name}", work, done)
+        envelope.on_abandon = job.stop
+        return LATER
+
+    def _unload(self, message: UnloadEngine) -> Any:
+        envelope = self.envelope
+
+        def done(_result: Any, error: TripowerError | None) -> None:
+            if error is None:
+                envelope.answer(EngineUnloaded(message.name))
+            else:
+                envelope.refuse(error)
+
+        self._submit(f"unload {message.name}", partial(_close_engine, envelope.live), done)
+        return LATER
+
+    def _run_steps(self, message: RunSteps) -> None:
+        order: StepOrder = self.envelope.live
+        table, reply_to = order.table, order.reply_to
+        if self._wedged:
+            reply_to.control(StepsDone(0, "device_wedged", f"{self._device} does not answer; restart the process"))
+            return
+        told = 0
+
+        def progress() -> None:
+            nonlocal told
+            steps = table.steps_done
+            if steps > told:
+                self._steps += steps - told
+                told = steps
+                reply_to.control(StepsCommitted(steps))
+
+        def done(_result: Any, error: TripowerError | None) -> None:
+            progress()
+            reply_to.control(StepsDone(table.steps_done, error.code if error else "", error.message if error else ""))
+
+        table.signal = self._port.signal
+        table.set_signal_fd(self._port.signal_fd)
+        self._submit(
+            f"steps {message.name}",
+            partial(_steps, order.engine, table, message.closing, message.opening),
+            done,
+            on_progress=progress,
+            request_stop=table.request_stop,
+        )
+
+    def _close_sequences(self, message: CloseSequences) -> None:
+        engine = self.envelope.live
+        self._submit(f"close {message.name}", partial(_close_sequences, engine, message.sequences), lambda _r, _e: None)
+
+    def statistics(self) -> DeviceStatistics:
+        return DeviceStatistics(
+            device=self._device,
+            state="wedged" if self._wedged else "busy" if self._jobs else "idle",
+            jobs=len(self._jobs),
+            jobs_done=self._jobs_done,
+            jobs_failed=self._jobs_failed,
+            steps=self._steps,
+            boundaries=self._port.boundaries(),
+            quiet_seconds=trio.current_time() - self._moved_at if self._jobs else 0.0,
+        )
+
+
+# What runs on the lane. No Trio here.
+
+
+def _close_engine(engine: StepEngine) -> Generator[None, None, None]:
+    engine.close()
+    yield
+
+
+def _close_sequences(engine: StepEngine, sequences: Sequence[int]) -> Generator[None, None, None]:
+    for sequence in sequences:
+        engine.close_sequence(sequence)
+    yield
+
+
+def _steps(engine: StepEngine, table: StepTable, closing: Sequence[int], opening: Sequence[int]) -> Generator[None, None, None]:
+    for sequence in closing:
+        engine.close_sequence(sequence)
+    for sequence in opening:
+        engine.open_sequence(sequence)
+    yield from engine.run(table)

@@ -1,0 +1,93 @@
+"""The words of one generation, from whoever asks to the queue that answers.
+
+A stream has one beginning (`GenerationStarted`), items (`TokenChunk`) and exactly one end (`GenerationFinished` or `Failed`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tripower.runtime.engine import ChatMessage
+from tripower.runtime.kernel import Message, TripowerError
+
+
+class SamplingChoices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a caller asked for; None takes the model's recommendation, else OpenAI's default."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int | None = None
+    """None draws one from the operating system; `Generation.seed` tells which."""
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One answer asked for: of a conversation (`messages`) or of a plain prompt (text or token ids), exactly one of the two."""
+
+    model: str
+    messages: tuple[ChatMessage, ...] | None = None
+    prompt: str | tuple[int, ...] | None = None
+    max_tokens: int | None = None
+    """None: what room is left in the context for a conversation, 16 for a plain prompt. 0 evaluates the prompt only."""
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    sampling: SamplingChoices = SamplingChoices()
+
+
+class GenerationStarted(Message, frozen=True):
+    """The request has a seat; its prompt is evaluated from the next step on."""
+
+    waited_seconds: float
+
+
+class TokenChunk(Message, frozen=True):
+    """One token of a committed step and the text that it releases, which may be empty: characters and stop strings are not split."""
+
+    token: int
+    text: str
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens evaluated and generated. The token that ended the text counts."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Timings(msgspec.Struct, frozen=True):
+    """Seconds in the waiting room, until the first token, and after it."""
+
+    wait_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+
+
+class GenerationFinished(Message, frozen=True):
+    """The regular end. `reason` is `stop` or `length`; `text` is what was held back."""
+
+    reason: str
+    text: str
+    usage: Usage
+    timings: Timings
+
+
+class Failed(Message, frozen=True):
+    """The end by an error. What was streamed before stays valid."""
+
+    code: str
+    message: str
+    status: int
+    kind: str
+
+    def error(self) -> TripowerError:
+        """The exception that stands for this end."""
+        return TripowerError(self.message, code=self.code, status=self.status, kind=self.kind)
+
+
+GenerationEvent = GenerationStarted | TokenChunk | GenerationFinished | Failed

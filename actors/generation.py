@@ -1,0 +1,172 @@
+"""One generation from the side of whoever asked for it.
+
+Not a generator: it yields across no nursery and no cancel scope, so it can be left at any point, and leaving it is one synchronous
+message.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import trio
+
+from tripower.actors.dialogue import Failed, GenerationEvent, GenerationFinished, GenerationRequest, SamplingChoices
+from tripower.actors.model_queue import Generate, Leave, outlet_room
+from tripower.actors.model_registry import ReadyModel
+from tripower.runtime.engine import EngineInfo, SamplingParameters
+from tripower.runtime.kernel import DeadlineExceeded, InvalidRequest, Outlet, Ref
+
+FindReady = Callable[[str, float], Awaitable[ReadyModel]]
+
+PLAIN_PROMPT_TOKENS = 16
+"""What OpenAI's completions generate when nothing is said."""
+INLINE_CHARACTERS = 16_384
+"""Longer text is rendered and tokenised in a worker thread, so that it does not hold up the loop."""
+
+
+class Generation:
+    """An async context manager around one answer.
+
+    Entering checks everything, loads the model if need be, and enqueues: it raises `InvalidRequest`, `NotFound`, `Overloaded`,
+    `DeadlineExceeded` or `ModelRefused` before anything has been generated. Then take bursts with `receive`, or iterate over single
+    events. Leaving frees the seat at the next step boundary.
+    """
+
+    def __init__(self, find: FindReady, request: GenerationRequest, deadline: float) -> None:
+        self.model = request.model
+        self.prompt_tokens = 0
+        self.seed = 0
+        self.ended = False
+        self._find = find
+        self._request = request
+        self._deadline = deadline
+        self._queued: deque[GenerationEvent] = deque()
+        self._queue: Ref[Any] | None = None
+        self._outlet: Outlet[GenerationEvent]
+        self._ticket = -1
+
+    async def __aenter__(self) -> Self:
+        ready = await self._find(self._request.model, self._deadline)
+        prompt = await self._prepare(ready)
+        sampling = choose_sampling(self._request.sampling, ready.text.recommended)
+        check_logit_bias(sampling, ready.info)
+        max_tokens = choose_max_tokens(self._request, len(prompt), ready.info.context_max)
+        self.prompt_tokens, self.seed = len(prompt), sampling.seed
+        self._outlet = Outlet(outlet_room(max_tokens))
+        message = Generate(tuple(prompt), max_tokens, sampling, self._request.stop, self._request.ignore_eos)
+        enqueued = await ready.queue.ask(message, deadline=self._deadline, live=self._outlet)
+        self._queue, self._ticket = ready.queue, enqueued.ticket
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.leave(expired=isinstance(error, DeadlineExceeded) or trio.current_time() >= self._deadline)
+
+    def leave(self, *, expired: bool = False) -> None:
+        """Want nothing more. Synchronous, idempotent."""
+        if self._queue is not None and not self.ended:
+            self.ended = True
+            self._outlet.leave()
+            self._queue.control(Leave(self._ticket, expired))
+
+    def __del__(self) -> None:
+        # Forgotten without leaving the block; the loop may be over, and then so is the queue.
+        try:
+            self.leave()
+        except RuntimeError:
+            return
+
+    async def receive(self) -> list[GenerationEvent]:
+        """Everything that has come since, at least one event. The last event of all is `GenerationFinished` or `Failed`.
+
+        Blocks; raises `DeadlineExceeded` at the deadline. Not to be called after the end.
+        """
+        assert not self.ended, "the generation has ended"
+        events = await self._receive_in_time()
+        self.ended = isinstance(events[-1], GenerationFinished | Failed)
+        return events
+
+    async def _receive_in_time(self) -> list[GenerationEvent]:
+        if self._deadline >= trio.current_effective_deadline():
+            return await self._outlet.receive()
+        with trio.CancelScope(deadline=self._deadline):
+            return await self._outlet.receive()
+        self.leave(expired=True)
+        raise DeadlineExceeded("the deadline passed before the answer was complete")
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> GenerationEvent:
+        """The next single event. Raises the error of `Failed`, and stops after the end."""
+        if not self._queued:
+            if self.ended:
+                raise StopAsyncIteration
+            self._queued.extend(await self.receive())
+        else:
+            await trio.lowlevel.checkpoint()
+        event = self._queued.popleft()
+        if isinstance(event, Failed):
+            raise event.error()
+        return event
+
+    async def _prepare(self, ready: ReadyModel) -> list[int]:
+        """Prompt to tokens."""
+        request = self._request
+        if (request.messages is None) == (request.prompt is None):
+            raise InvalidRequest("give either messages or a prompt", param="messages")
+        if request.messages is not None:
+            messages = request.messages
+            size = sum(len(message.content) for message in messages)
+            return await _run(size, lambda: ready.text.render_chat(messages))
+        if isinstance(request.prompt, str):
+            prompt = request.prompt
+            return await _run(len(prompt), lambda: ready.text.tokenize(prompt))
+        tokens = list(request.prompt or ())
+        for token in tokens:
+            if not 0 <= token < ready.info.vocabulary_size:
+                raise InvalidRequest(f"{token} is no token of a vocabulary of {ready.info.vocabulary_size}", param="prompt")
+        return tokens
+
+
+async def _run(size: int, work: Callable[[], list[int]]) -> list[int]:
+    if size <= INLINE_CHARACTERS:
+        return work()
+    return await trio.to_thread.run_sync(work)
+
+
+def choose_sampling(choices: SamplingChoices, recommended: SamplingParameters) -> SamplingParameters:
+    """What was asked for, else what the model file recommends; a seed of its own for whoever named none."""
+    asked = {name: value for name, value in msgspec.structs.asdict(choices).items() if value is not None}
+    asked.setdefault("seed", secrets.randbits(63))
+    return msgspec.structs.replace(recommended, **asked)
+
+
+def check_logit_bias(sampling: SamplingParameters, info: EngineInfo) -> None:
+    for token, _ in sampling.logit_bias:
+        if not 0 <= token < info.vocabulary_size:
+            raise InvalidRequest(f"{token} is no token of a vocabulary of {info.vocabulary_size}", param="logit_bias")
+
+
+def choose_max_tokens(request: GenerationRequest, prompt_tokens: int, context: int) -> int:
+    """How many tokens may be generated. Raises `InvalidRequest` (`context_length_exceeded`) when prompt and answer do not fit."""
+    if prompt_tokens == 0:
+        raise InvalidRequest("the prompt is empty", param="prompt")
+    room = context - prompt_tokens + 1  # the last token drawn is not evaluated
+    asked = request.max_tokens
+    if asked is None:
+        asked = room if request.messages is not None else min(room, PLAIN_PROMPT_TOKENS)
+    if prompt_tokens > context or asked > room:
+        raise InvalidRequest(
+            f"this model's context is {context} tokens; the prompt has {prompt_tokens} and {max(asked, 0)} more were asked for. "
+            "Shorten the prompt or lower max_tokens.",
+            code="context_length_exceeded",
+            param="messages" if request.messages is not None else "prompt",
+        )
+    return asked

@@ -1,0 +1,379 @@
+"""A model queue owns the waiting room and the batch of one loaded model.
+
+In this order: a request arrives, is seated or waits or is refused (`Gate`); everybody seated takes part in the next job; the device
+runs the job's steps ahead and says how far it is; each step is committed as a whole, turned into text and put into the members'
+outlets, which always have room; members that are complete leave, the longest waiting take their places. When somebody joins or
+leaves while a job runs, the job is stopped at its next boundary.
+
+A request's deadline bounds its wait and its run: it is looked at when a place is free and after every step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterator
+from typing import Any, assert_never
+
+import attrs
+import msgspec
+import trio
+
+from tripower.actors.device import CloseSequences, RunSteps, StepOrder, StepsCommitted, StepsDone
+from tripower.actors.dialogue import Failed, GenerationEvent, GenerationFinished, GenerationStarted, Timings, TokenChunk, Usage
+from tripower.backends.text import TextStream
+from tripower.runtime.admission import Gate, GateStatistics
+from tripower.runtime.batching import Batch, BatchStatistics, Member
+from tripower.runtime.engine import LoadedModel, SamplingParameters, StepTable
+from tripower.runtime.kernel import (
+    Actor,
+    ActorGone,
+    Ask,
+    DeadlineExceeded,
+    InvalidRequest,
+    Message,
+    Outlet,
+    Overloaded,
+    Ref,
+    TripowerError,
+)
+
+log = logging.getLogger("tripower.queue")
+
+RETRIES_MAX = 1
+"""How often the same rows are tried again after a device error."""
+RETRY_AFTER_MAX = 120.0
+
+
+class Generate(Ask["Enqueued"], frozen=True):
+    """Generate from these tokens. The envelope carries the `Outlet` of `outlet_room(max_tokens)` items that the events go to."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    sampling: SamplingParameters
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+class Enqueued(Message, frozen=True):
+    """The request has a seat or a waiting place. Whoever gets this must send `Leave` when it goes before the end."""
+
+    ticket: int
+
+
+class Leave(Message, frozen=True):
+    """Whoever asked wants nothing more; unknown tickets are ignored. `expired`: because its deadline passed."""
+
+    ticket: int
+    expired: bool = False
+
+
+Command = Generate | Leave | StepsCommitted | StepsDone
+
+
+def outlet_room(max_tokens: int) -> int:
+    """Events that one generation can have at most: the start, a chunk for each token, the end."""
+    return max_tokens + 2
+
+
+@attrs.frozen(kw_only=True)
+class QueueLimits:
+    """Seats in the batch, waiting places, inner steps of one job, rows of one step."""
+
+    members_max: int
+    waiting_max: int
+    steps_per_job: int
+    rows_max: int
+
+
+class QueueStatistics(msgspec.Struct, frozen=True):
+    """`arrivals` = `completed` + `refused` + `cancelled` + `expired` + `failed` + `live`."""
+
+    model: str
+    arrivals: int
+    completed: int
+    refused: int
+    cancelled: int
+    expired: int
+    failed: int
+    live: int
+    prompt_tokens: int
+    generated_tokens: int
+    step_running: bool
+    gate: GateStatistics
+    batch: BatchStatistics
+
+
+@attrs.define(eq=False)
+class _Generation:
+    """What the queue remembers of one request."""
+
+    ticket: int
+    request: Generate
+    outlet: Outlet[GenerationEvent]
+    text: TextStream
+    deadline: float
+    arrived_at: float
+    seated_at: float = 0.0
+    first_token_at: float = 0.0
+    member: Member[_Generation] | None = None
+
+
+class ModelQueueActor(Actor[Command]):
+    """See the module. `tickets` and `sequences` outlive a restart, so that nothing old is mistaken for something new."""
+
+    def __init__(
+        self,
+        model: str,
+        loaded: LoadedModel,
+        device: Ref[Any],
+        limits: QueueLimits,
+        *,
+        tickets: Iterator[int] | None = None,
+        sequences: Iterator[int] | None = None,
+    ) -> None:
+        self._model = model
+        self._engine, self._text = loaded.engine, loaded.text
+        self._device = device
+        self._limits = limits
+        self._tickets = itertools.count() if tickets is None else tickets
+        self._gate: Gate[int] = Gate(active_limit=limits.members_max, waiting_limit=limits.waiting_max)
+        self._batch: Batch[_Generation] = Batch(limits.members_max, sequences=sequences)
+        self._table = StepTable(slots_max=limits.members_max, steps_max=limits.steps_per_job, rows_max=limits.rows_max)
+        self._live: dict[int, _Generation] = {}
+        self._seen_steps = 0
+        self._failures = 0
+        self._service_seconds = 1.0
+        self._arrivals = self._completed = self._refused = self._cancelled = self._expired = self._failed = 0
+        self._prompt_tokens = self._generated_tokens = 0
+
+    async def on_message(self, message: Command) -> Any:
+        match message:
+            case Generate():
+                return self._generate(message)
+            case Leave():
+                return self._leave(message)
+            case StepsCommitted():
+                return self._commit_steps(message.steps)
+            case StepsDone():
+                return self._end_job(message)
+        assert_never(message)
+
+    def on_undelivered(self, message: Any, answer: Any) -> None:
+        if isinstance(answer, Enqueued):
+            self._leave(Leave(answer.ticket))
+
+    async def on_end(self) -> None:
+        self._table.request_stop()
+        gone = ActorGone(f"the queue of {self._model} ended")
+        for generation in list(self._live.values()):
+            self._fail(generation, gone)
+        if held := self._batch.forget_states():
+            self._device.control(CloseSequences(self._model, tuple(held)), live=self._engine)
+
+    # Arriving and leaving.
+
+    def _generate(self, message: Generate) -> Enqueued:
+        now = trio.current_time()
+        self._arrivals += 1
+        ticket = next(self._tickets)
+        try:
+            self._check_request(message)
+            seated = self._gate.arrive(ticket, now=now, deadline=self.envelope.deadline)
+        except DeadlineExceeded:
+            self._expired += 1
+            raise
+        except Overloaded as error:
+            self._refused += 1
+            error.retry_after = self._retry_after()
+            raise
+        except TripowerError:
+            self._refused += 1
+            raise
+        generation = _Generation(
+            ticket, message, self.envelope.live, TextStream(self._text, message.stop), self.envelope.deadline, now
+        )
+        self._live[ticket] = generation
+        if seated:
+            self._seat(generation, now)
+            self._advance()
+        return Enqueued(ticket)
+
+    def _check_request(self, message: Generate) -> None:
+        context = self._engine.info.context_max
+        if not message.prompt:
+            raise InvalidRequest("the prompt is empty", param="prompt")
+        if len(message.prompt) + max(message.max_tokens, 1) > context + 1:
+            raise InvalidRequest(
+                f"{len(message.prompt)} prompt tokens and {message.max_tokens} new ones do not fit a context of {context}",
+                code="context_length_exceeded",
+            )
+
+    def _retry_after(self) -> float:
+        """Seconds until a place should be free: the queue's length times the time that one generation has taken lately."""
+        rounds = (self._gate.waiting + 1) / self._limits.members_max
+        return min(RETRY_AFTER_MAX, max(1.0, rounds * self._service_seconds))
+
+    def _seat(self, generation: _Generation, now: float) -> None:
+        request = generation.request
+        generation.seated_at = now
+        generation.member = self._batch.join(
+            request.prompt,
+            max_tokens=request.max_tokens,
+            sampling=request.sampling,
+            ends=frozenset() if request.ignore_eos else self._text.end_tokens,
+            owner=generation,
+        )
+        generation.outlet.put(GenerationStarted(now - generation.arrived_at))
+
+    def _leave(self, message: Leave) -> None:
+        generation = self._live.pop(message.ticket, None)
+        if generation is None:
+            return
+        if message.expired:
+            self._expired += 1
+        else:
+            self._cancelled += 1
+        generation.outlet.leave()
+        self._release(generation, expired=message.expired)
+        self._advance()
+
+    def _release(self, generation: _Generation, *, failed: bool = False, expired: bool = False) -> None:
+        """Take a generation out of gate and batch."""
+        if generation.member is not None:
+            self._batch.leave(generation.member, failed=failed)
+        self._gate.leave(generation.ticket, expired=expired)
+
+    def _fail(self, generation: _Generation, error: TripowerError) -> None:
+        if self._live.pop(generation.ticket, None) is None:
+            return
+        expired = isinstance(error, DeadlineExceeded)
+        if expired:
+            self._expired += 1
+        else:
+            self._failed += 1
+        self._release(generation, failed=not expired, expired=expired)
+        generation.outlet.put(Failed(error.code, error.message, error.status, error.kind))
+
+    # Running.
+
+    def _advance(self) -> None:
+        """Seat whoever can be seated and start a job, or ask the running one to end so that they can join."""
+        now = trio.current_time()
+        admitted, expired = self._gate.admit_waiting(now=now)
+        for ticket in expired:
+            self._drop_expired(self._live.pop(ticket))
+        for ticket in admitted:
+            self._seat(self._live[ticket], now)
+        if self._batch.running:
+            self._table.request_stop()
+            return
+        self._expire_members(now)
+        plan = self._batch.plan(self._table, steps_max=self._limits.steps_per_job)
+        if plan is None:
+            return
+        closing, opening = plan
+        self._seen_steps = 0
+        order = StepOrder(self._engine, self._table, self.ref)
+        if not self._device.control(RunSteps(self._model, tuple(closing), tuple(opening)), live=order):
+            self._give_up(ActorGone("the device is not available"))
+
+    def _drop_expired(self, generation: _Generation) -> None:
+        """The gate found the deadline passed when a place was free, and has counted it."""
+        self._expired += 1
+        error = DeadlineExceeded("the deadline passed in the waiting room")
+        generation.outlet.put(Failed(error.code, error.message, error.status, error.kind))
+
+    def _expire_members(self, now: float) -> None:
+        for member in self._batch.members:
+            if member.owner.deadline <= now:
+                self._fail(member.owner, DeadlineExceeded("the deadline passed while tokens were generated"))
+
+    def _commit_steps(self, steps: int) -> None:
+        """Commit every step that is complete and new, and pass on what it gave."""
+        if not self._batch.running:
+            return
+        table = self._table
+        now = trio.current_time()
+        slots = table.slots
+        for step in range(self._seen_steps, steps):
+            evaluated, drawn = table.evaluated[step, :slots].tolist(), table.drawn[step, :slots].tolist()
+            for member, token in self._batch.commit(evaluated, drawn):
+                self._take_token(member, token, now)
+        if steps > self._seen_steps:
+            self._failures = 0
+        self._seen_steps = steps
+        for member in self._batch.members:
+            generation = member.owner
+            if member.max_tokens == 0 and member.evaluated == len(member.prompt):
+                self._finish(generation, "length", now)
+            elif generation.deadline <= now:
+                self._fail(generation, DeadlineExceeded("the deadline passed while tokens were generated"))
+        if self._gate.waiting and self._gate.active < self._limits.members_max:
+            self._table.request_stop()
+
+    def _take_token(self, member: Member[_Generation], token: int, now: float) -> None:
+        generation = member.owner
+        if not generation.first_token_at:
+            generation.first_token_at = now
+        if token in member.ends:
+            self._finish(generation, "stop", now)
+            return
+        text = generation.text.push(token)
+        generation.outlet.put(TokenChunk(token, text))
+        if generation.text.stopped:
+            self._finish(generation, "stop", now)
+        elif len(member.output) >= member.max_tokens:
+            self._finish(generation, "length", now)
+
+    def _finish(self, generation: _Generation, reason: str, now: float) -> None:
+        member = generation.member
+        assert member is not None
+        del self._live[generation.ticket]
+        self._completed += 1
+        self._prompt_tokens += len(member.prompt)
+        self._generated_tokens += len(member.output)
+        self._batch.finish(member)
+        self._gate.leave(generation.ticket)
+        first = generation.first_token_at or now
+        timings = Timings(generation.seated_at - generation.arrived_at, first - generation.seated_at, now - first)
+        self._service_seconds += 0.2 * (now - generation.seated_at - self._service_seconds)
+        usage = Usage(len(member.prompt), len(member.output))
+        generation.outlet.put(GenerationFinished(reason, generation.text.finish(), usage, timings))
+
+    def _end_job(self, message: StepsDone) -> None:
+        if not self._batch.running:
+            return
+        self._commit_steps(message.steps)
+        self._batch.end_job(aborted=bool(message.error))
+        if message.error:
+            self._failures += 1
+            log.warning("a step of %s failed: %s", self._model, message.error)
+            if self._failures > RETRIES_MAX:
+                self._failures = 0
+                self._give_up(TripowerError(message.explanation, code=message.error))
+        self._advance()
+
+    def _give_up(self, error: TripowerError) -> None:
+        """Fail every member of the batch; those who wait keep waiting."""
+        if self._batch.running:
+            self._batch.end_job(aborted=True)
+        for member in self._batch.members:
+            self._fail(member.owner, error)
+
+    def statistics(self) -> QueueStatistics:
+        return QueueStatistics(
+            model=self._model,
+            arrivals=self._arrivals,
+            completed=self._completed,
+            refused=self._refused,
+            cancelled=self._cancelled,
+            expired=self._expired,
+            failed=self._failed,
+            live=len(self._live),
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            step_running=self._batch.running,
+            gate=self._gate.statistics(),
+            batch=self._batch.statistics(),
+        )

@@ -1,0 +1,283 @@
+"""The registry owns what exists and what is loaded: one load at a time for each model, whoever asks.
+
+Its entries go `unloaded` → `loading` → `loaded`, or back to `unloaded` with the error of the last try. Everybody who waits for one
+load gets its result; who gives up does not disturb the rest, and when the last has given up the load is stopped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, assert_never
+
+import attrs
+import msgspec
+import trio
+
+from tripower.actors.device import LoadEngine, LoadOrder, UnloadEngine
+from tripower.actors.model_queue import ModelQueueActor, QueueLimits
+from tripower.runtime.engine import Backend, EngineInfo, LoadedModel, LoadSpecification, Progress, TextLayer
+from tripower.runtime.kernel import (
+    LATER,
+    Actor,
+    ActorGone,
+    Ask,
+    Envelope,
+    Message,
+    NotFound,
+    Ref,
+    TripowerError,
+    Unavailable,
+)
+
+
+@attrs.frozen
+class ReadyModel:
+    """A loaded model as its users see it: live things, handed over by the registry."""
+
+    name: str
+    queue: Ref[Any]
+    text: TextLayer
+    info: EngineInfo
+
+
+class EnsureLoaded(Ask[ReadyModel], frozen=True):
+    """Load a model unless it is there. The envelope may carry a `Progress`. Answered when it can be used."""
+
+    name: str
+
+
+class ListModels(Ask["ModelList"], frozen=True):
+    """What can be asked for."""
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """One model as clients see it."""
+
+    name: str
+    source: str
+    state: str
+    backend: str
+    created: int
+    """Unix seconds at which the registry learnt of it."""
+    context: int = 0
+    parameters: int = 0
+    size_bytes: int = 0
+    threads: int = 0
+    error: str = ""
+
+
+class ModelList(Message, frozen=True):
+    models: tuple[ModelCard, ...]
+
+
+class LoadEnded(Message, frozen=True):
+    """From the registry's own load task. The envelope carries a `LoadedModel`, or the error."""
+
+    name: str
+
+
+Command = EnsureLoaded | ListModels | LoadEnded
+
+
+@attrs.frozen(kw_only=True)
+class ModelSource:
+    """Where a model comes from and who runs it."""
+
+    name: str
+    source: str
+    backend: str
+
+
+@attrs.frozen(kw_only=True)
+class LoadLimits:
+    """What every load of this runtime is told. See `LoadSpecification` and `QueueLimits`."""
+
+    context: int
+    state_bytes_max: int
+    threads: int
+    queue: QueueLimits
+
+
+FindModel = Callable[[str], ModelSource | None]
+"""Looks for a model that was not named at the start, in a store. Quick and synchronous."""
+
+
+class RegistryStatistics(msgspec.Struct, frozen=True):
+    models: int
+    loaded: int
+    loading: int
+    loads_ok: int
+    loads_failed: int
+    load_seconds: float
+    names: tuple[tuple[str, str], ...]
+    """Name and state of each."""
+
+
+@attrs.define(eq=False)
+class _Entry:
+    source: ModelSource
+    created: int
+    state: str = "unloaded"
+    error: str = ""
+    waiters: list[Envelope] = attrs.Factory(list)
+    progress: list[Progress] = attrs.Factory(list)
+    scope: trio.CancelScope | None = None
+    loaded: LoadedModel | None = None
+    queue: Ref[Any] | None = None
+    tickets: Iterator[int] = attrs.Factory(itertools.count)
+    sequences: Iterator[int] = attrs.Factory(itertools.count)
+
+
+class ModelRegistryActor(Actor[Command]):
+    """See the module."""
+
+    end_seconds = 30.0
+
+    def __init__(
+        self,
+        device: Ref[Any],
+        backends: Mapping[str, Backend],
+        sources: tuple[ModelSource, ...],
+        limits: LoadLimits,
+        find_model: FindModel = lambda name: None,
+    ) -> None:
+        self._device = device
+        self._backends = backends
+        self._limits = limits
+        self._find_model = find_model
+        now = int(time.time())
+        self._entries = {source.name: _Entry(source, now) for source in sources}
+        self._loads_ok = self._loads_failed = 0
+        self._load_seconds = 0.0
+
+    async def on_message(self, message: Command) -> Any:
+        match message:
+            case EnsureLoaded():
+                return self._ensure_loaded(message)
+            case ListModels():
+                return ModelList(tuple(self._card(entry) for entry in self._entries.values()))
+            case LoadEnded():
+                return self._end_load(message)
+        assert_never(message)
+
+    async def on_end(self) -> None:
+        for entry in self._entries.values():
+            if entry.queue is not None:
+                await entry.queue.stop()
+            if entry.loaded is not None:
+                try:
+                    await self._device.ask(UnloadEngine(entry.source.name), live=entry.loaded.engine)
+                except (ActorGone, Unavailable):
+                    entry.loaded.engine.close()  # the device has gone, and its lane with it: nobody else can use the engine
+
+    def _entry(self, name: str) -> _Entry:
+        entry = self._entries.get(name)
+        if entry is None:
+            source = self._find_model(name)
+            if source is None:
+                known = ", ".join(sorted(self._entries)) or "none"
+                raise NotFound(f"there is no model {name!r}; known: {known}", param="model")
+            entry = self._entries[name] = _Entry(source, int(time.time()))
+        return entry
+
+    def _ensure_loaded(self, message: EnsureLoaded) -> Any:
+        entry = self._entry(message.name)
+        if entry.loaded is not None and entry.queue is not None:
+            return ReadyModel(message.name, entry.queue, entry.loaded.text, entry.loaded.engine.info)
+        envelope = self.envelope
+        entry.waiters.append(envelope)
+        if envelope.live is not None:
+            entry.progress.append(envelope.live)
+        envelope.on_abandon = lambda: self._lose_interest(entry, envelope)
+        if entry.state != "loading":
+            entry.state = "loading"
+            entry.scope = trio.CancelScope()
+            self.start_soon(self._load, entry, entry.scope, name=f"load {message.name}")
+        return LATER
+
+    def _lose_interest(self, entry: _Entry, envelope: Envelope) -> None:
+        if envelope in entry.waiters:
+            entry.waiters.remove(envelope)
+        if not entry.waiters and entry.scope is not None:
+            entry.scope.cancel(reason="nobody waits for this load any more")
+
+    async def _load(self, entry: _Entry, scope: trio.CancelScope) -> None:
+        """One load, in a task of its own, since a handler must not wait that long."""
+        source = entry.source
+        specification = LoadSpecification(
+            name=source.name,
+            source=source.source,
+            context=self._limits.context,
+            sequences_max=self._limits.queue.members_max,
+            state_bytes_max=self._limits.state_bytes_max,
+            threads=self._limits.threads,
+            prefill_chunk=self._limits.queue.rows_max,
+        )
+
+        def progress(stage: str, fraction: float) -> None:
+            for listener in list(entry.progress):
+                listener(stage, fraction)
+
+        began = trio.current_time()
+        outcome: LoadedModel | TripowerError = TripowerError("the load was given up", code="load_stopped", status=503)
+        with scope:
+            try:
+                backend = self._backends.get(source.backend)
+                if backend is None:
+                    raise NotFound(f"there is no backend {source.backend!r}", code="backend_not_found")
+                outcome = await self._device.ask(LoadEngine(specification), live=LoadOrder(backend, progress))
+                self._load_seconds = trio.current_time() - began
+            except TripowerError as error:
+                outcome = error
+        if not self.ref.control(LoadEnded(source.name), live=outcome) and isinstance(outcome, LoadedModel):
+            self._device.control(UnloadEngine(source.name), live=outcome.engine)
+
+    def _end_load(self, message: LoadEnded) -> None:
+        entry, outcome = self._entries[message.name], self.envelope.live
+        waiters, entry.waiters = entry.waiters, []
+        entry.scope = None
+        entry.progress.clear()
+        if isinstance(outcome, TripowerError):
+            self._loads_failed += 1
+            entry.state, entry.error = "unloaded", outcome.message
+            for envelope in waiters:
+                envelope.refuse(outcome)
+            return
+        self._loads_ok += 1
+        entry.state, entry.error, entry.loaded = "loaded", "", outcome
+        name, device, limits = message.name, self._device, self._limits.queue
+        entry.queue = self.spawn(
+            lambda: ModelQueueActor(name, outcome, device, limits, tickets=entry.tickets, sequences=entry.sequences),
+            name=f"queue:{name}",
+        )
+        for envelope in waiters:
+            envelope.answer(ReadyModel(name, entry.queue, outcome.text, outcome.engine.info))
+
+    def _card(self, entry: _Entry) -> ModelCard:
+        info = entry.loaded.engine.info if entry.loaded else None
+        return ModelCard(
+            name=entry.source.name,
+            source=entry.source.source,
+            state=entry.state,
+            backend=entry.source.backend,
+            created=entry.created,
+            context=info.context_max if info else 0,
+            parameters=info.parameters if info else 0,
+            size_bytes=info.weight_bytes if info else 0,
+            threads=info.threads if info else 0,
+            error=entry.error,
+        )
+
+    def statistics(self) -> RegistryStatistics:
+        states = [entry.state for entry in self._entries.values()]
+        return RegistryStatistics(
+            models=len(states),
+            loaded=states.count("loaded"),
+            loading=states.count("loading"),
+            loads_ok=self._loads_ok,
+            loads_failed=self._loads_failed,
+            load_seconds=self._load_seconds,
+            names=tuple((name, entry.state) for name, entry in self._entries.items()),
+        )

@@ -1,0 +1,159 @@
+"""A runtime as its users see it: the HTTP service, the command line and a program that embeds it all ask here.
+
+It owns no state of its own beyond whether it drains: what is loaded, queued or running is asked of the actors, or read from the
+kernel's list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+import msgspec
+import trio
+
+from tripower.actors.device import DeviceActor, DeviceStatistics
+from tripower.actors.dialogue import GenerationRequest
+from tripower.actors.generation import Generation
+from tripower.actors.model_queue import QueueLimits, QueueStatistics
+from tripower.actors.model_registry import (
+    EnsureLoaded,
+    FindModel,
+    ListModels,
+    LoadLimits,
+    ModelCard,
+    ModelRegistryActor,
+    ModelSource,
+    ReadyModel,
+    RegistryStatistics,
+)
+from tripower.actors.system import ROOT_SUPERVISION, LocateParts, Parts, SystemActor
+from tripower.runtime.engine import Backend, Progress
+from tripower.runtime.kernel import (
+    NEVER,
+    ActorStatistics,
+    ActorSystem,
+    Overloaded,
+    Port,
+    Supervision,
+    open_actor_system,
+    open_port,
+)
+
+
+class Health(msgspec.Struct, frozen=True):
+    """`ok`, `loading`, `draining` or `failing`, and why."""
+
+    status: str
+    reasons: tuple[str, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class RuntimePlan:
+    """Everything that makes a runtime: who can load, what, and within which limits."""
+
+    backends: Mapping[str, Backend]
+    sources: tuple[ModelSource, ...] = ()
+    limits: LoadLimits
+    find_model: FindModel = lambda name: None
+    open_port: Callable[[], Port] = lambda: open_port("cpu0")
+    stall_seconds: float = 120.0
+    supervision: Supervision | None = None
+
+
+class Runtime:
+    """Made by `open_actors`. All methods are for the Trio loop that made it."""
+
+    def __init__(self, system: ActorSystem, parts: Parts) -> None:
+        self.system = system
+        self._parts = parts
+        self._draining = False
+
+    def generate(self, request: GenerationRequest, *, deadline: float = NEVER) -> Generation:
+        """One answer, as an async context manager; nothing happens before it is entered."""
+        return Generation(self._find, request, deadline)
+
+    async def _find(self, name: str, deadline: float) -> ReadyModel:
+        if self._draining:
+            raise Overloaded("the server is shutting down", code="draining", retry_after=5.0)
+        return await self._parts.registry.ask(EnsureLoaded(name), deadline=deadline)
+
+    async def load(self, name: str, *, deadline: float = NEVER, progress: Progress | None = None) -> ReadyModel:
+        """Wait until a model is resident; single flight. `progress` is called on the lane's thread."""
+        ready: ReadyModel = await self._parts.registry.ask(EnsureLoaded(name), deadline=deadline, live=progress)
+        return ready
+
+    async def models(self) -> Sequence[ModelCard]:
+        """What can be asked for."""
+        return (await self._parts.registry.ask(ListModels())).models
+
+    def begin_drain(self) -> None:
+        """Refuse new work from now on (`draining`); what runs goes on. Synchronous, idempotent."""
+        self._draining = True
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    def active(self) -> int:
+        """Generations that wait or run."""
+        return sum(actor.details.live for actor in self.statistics() if isinstance(actor.details, QueueStatistics))
+
+    def health(self) -> Health:
+        """What the kernel's list says. Synchronous."""
+        reasons, loading = [], False
+        for actor in self.statistics():
+            if actor.state in ("failed", "restarting"):
+                reasons.append(f"{actor.name} is {actor.state}")
+            if isinstance(actor.details, DeviceStatistics) and actor.details.state == "wedged":
+                reasons.append(f"{actor.details.device} passes no step boundary any more")
+            if isinstance(actor.details, RegistryStatistics):
+                loading = loading or actor.details.loading > 0
+        if reasons:
+            return Health("failing", tuple(reasons))
+        return Health("draining" if self._draining else "loading" if loading else "ok")
+
+    def statistics(self) -> list[ActorStatistics]:
+        """Every actor, parents before children."""
+        return self.system.statistics()
+
+
+@asynccontextmanager
+async def open_actors(plan: RuntimePlan) -> AsyncIterator[Runtime]:
+    """Start the actors of a runtime; leaving the block ends them in order, models last. Opens no socket, handles no signal."""
+    async with open_actor_system() as system:
+        root = system.spawn(
+            lambda: SystemActor(
+                lambda: DeviceActor("cpu0", plan.open_port, stall_seconds=plan.stall_seconds),
+                lambda device: ModelRegistryActor(device, plan.backends, plan.sources, plan.limits, plan.find_model),
+                supervision=plan.supervision,
+            ),
+            name="system",
+            supervision=ROOT_SUPERVISION,
+        )
+        runtime = Runtime(system, await root.ask(LocateParts()))
+        try:
+            yield runtime
+        finally:
+            with trio.CancelScope(shield=True):
+                await root.stop()
+
+
+def toy_plan(
+    *, members_max: int = 16, waiting_max: int = 64, steps_per_job: int = 8, source: str = "toy", **changes: Any
+) -> RuntimePlan:
+    """A plan with the toy as its only model, called `toy`: for tests and for benches of everything but the engine."""
+    from tripower.backends.toy import ToyBackend
+
+    queue = QueueLimits(members_max=members_max, waiting_max=waiting_max, steps_per_job=steps_per_job, rows_max=256)
+    plan = RuntimePlan(
+        backends={"toy": ToyBackend()},
+        sources=(ModelSource(name="toy", source=source, backend="toy"),),
+        limits=LoadLimits(context=0, state_bytes_max=1 << 30, threads=1, queue=queue),
+    )
+    return attrs.evolve(plan, **changes)
+
+
+__all__ = ["GenerationRequest", "Health", "Runtime", "RuntimePlan", "open_actors", "toy_plan"]

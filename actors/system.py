@@ -1,0 +1,63 @@
+"""The system is the root supervisor of one runtime: it starts the device and the registry, and ends with them.
+
+A device or a registry that crashes is restarted within its budget; beyond that the system gives up, and the runtime with it, rather
+than serve from a broken state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from tripower.actors.device import DeviceActor
+from tripower.actors.model_registry import ModelRegistryActor
+from tripower.runtime.kernel import Actor, Ask, Ref, Strategy, Supervision
+
+
+@attrs.frozen
+class Parts:
+    """The actors that a runtime talks to."""
+
+    device: Ref[Any]
+    registry: Ref[Any]
+
+
+class LocateParts(Ask[Parts], frozen=True):
+    """Where the device and the registry are."""
+
+
+Command = LocateParts
+
+ROOT_SUPERVISION = Supervision(strategy=Strategy.ESCALATE)
+
+
+class SystemActor(Actor[Command]):
+    """See the module. `make_device` and `make_registry` build fresh instances, also after a crash."""
+
+    end_seconds = 60.0
+
+    def __init__(
+        self,
+        make_device: Callable[[], DeviceActor],
+        make_registry: Callable[[Ref[Any]], ModelRegistryActor],
+        *,
+        supervision: Supervision | None = None,
+    ) -> None:
+        self._make_device = make_device
+        self._make_registry = make_registry
+        self._supervision = supervision
+
+    async def on_start(self) -> None:
+        device = self.spawn(self._make_device, name="device:cpu0", supervision=self._supervision)
+        registry = self.spawn(lambda: self._make_registry(device), name="registry", supervision=self._supervision)
+        self._parts = Parts(device, registry)
+
+    async def on_message(self, message: Command) -> Parts:
+        return self._parts
+
+    async def on_end(self) -> None:
+        """Users before what they use: the registry unloads through the device."""
+        await self._parts.registry.stop()
+        await self._parts.device.stop()

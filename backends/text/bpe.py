@@ -1,0 +1,205 @@
+"""Merging of plain text into tokens, by the `tokenizers` library, for the two kinds of vocabulary.
+
+**Byte-level BPE** (`gpt2`): text is cut into words, each byte becomes a printable character, and pairs merge by rank.
+**SentencePiece** (`llama`): spaces become U+2581 and pairs merge by the score of what they make, over the whole text; characters
+that no token holds become byte tokens. The library knows ranks only, so each split of each token into two tokens becomes a merge,
+ranked by the token's score; of one token's splits the order never matters, since of two overlapping ones the left is reached first.
+
+Control tokens are left out of both, so that no merge can produce one from plain text.
+The library holds the interpreter lock while it works, so long texts go through it in stretches that end between two words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Protocol
+
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+from tripower.backends.gguf.metadata import Metadata, require_floats, require_ints, require_strings
+from tripower.backends.text.pretokenizers import PreTokenizer
+from tripower.backends.text.vocabulary import PREFIX, SPACE, TokenKind, Vocabulary
+from tripower.runtime.kernel.errors import InvalidRequest, ModelRefused
+
+STRETCH_CHARACTERS = 16_384
+"""About ten milliseconds of work."""
+MERGEABLE_LENGTH_MAX = 1_024
+_WORD_END = re.compile(r"[^\W\d_](?=[ \u2581])")
+"""A letter before a space: every pattern of `pretokenizers` cuts there, and no lookahead of one sees past it."""
+
+Replacements = dict[int, tuple[int, ...]]
+"""Ids that stand in for text without a token of its own, and what the tokenizer answers for them."""
+
+
+class Merger(Protocol):
+    """Plain text to tokens, bytes of a token."""
+
+    def encode(self, text: str, *, first: bool) -> list[int]:
+        """`first`: nothing or a special token precedes, where some vocabularies put a space."""
+
+    def decode(self, token: int) -> bytes:
+        """Bytes of a normal token."""
+
+
+class ByteLevelBpe:
+    """Merges of a `gpt2` vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary, metadata: Metadata, rules: PreTokenizer) -> None:
+        ids = _mergeable(vocabulary)
+        key = PREFIX + "merges"
+        merges = _known_merges(require_strings(metadata, key), ids, vocabulary.ids)
+        self._lone = _add_lone_bytes(ids, len(vocabulary))
+        self._tokenizer = _build(ids, merges, key, ignore_merges=rules.ignore_merges)
+        self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in rules.patterns]
+            + [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
+        self._tokens = vocabulary.tokens
+
+    def encode(self, text: str, *, first: bool) -> list[int]:
+        return _replace(_encode(self._tokenizer, text), self._lone)
+
+    def decode(self, token: int) -> bytes:
+        text = self._tokens[token]
+        try:
+            return bytes([BYTE_OF_CHARACTER[character] for character in text])
+        except KeyError:  # a token that is not in the byte alphabet stands for its own text
+            return text.encode()
+
+
+class SentencePieceBpe:
+    """Merges of a `llama` vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary, metadata: Metadata, *, space_prefix: bool) -> None:
+        missing = next((byte for byte in range(256) if f"<0x{byte:02X}>" not in vocabulary.ids), None)
+        if missing is not None:
+            raise ModelRefused(
+                f"{PREFIX}tokens has no byte token <0x{missing:02X}>", code="unsupported_tokenizer", param=PREFIX + "tokens"
+            )
+        ids = _mergeable(vocabulary)
+        merges = list(_merges_by_score(vocabulary, _scores(metadata, len(vocabulary)), ids))
+        self._lone = _add_lone_characters(ids, merges, vocabulary.ids)
+        self._tokenizer = _build(ids, merges, PREFIX + "scores", byte_fallback=True)
+        self._space_prefix = space_prefix
+        self._stretches = not any(_WORD_END.search(text) for text in ids)
+        self._tokens = vocabulary.tokens
+
+    def encode(self, text: str, *, first: bool) -> list[int]:
+        text = text.replace(" ", SPACE)
+        if first and self._space_prefix:
+            text = SPACE + text
+        return _replace(_encode(self._tokenizer, text, whole=not self._stretches), self._lone)
+
+    def decode(self, token: int) -> bytes:
+        return self._tokens[token].replace(SPACE, " ").encode()
+
+
+def _mergeable(vocabulary: Vocabulary) -> dict[str, int]:
+    forbidden = (TokenKind.CONTROL, TokenKind.UNKNOWN)
+    return {text: token for token, text in enumerate(vocabulary.tokens) if vocabulary.kind(token) not in forbidden}
+
+
+def _known_merges(lines: tuple[str, ...], ids: dict[str, int], known: dict[str, int]) -> list[tuple[str, str]]:
+    """Pairs in order of rank, each once, without those that make or use a control token."""
+    merges: dict[tuple[str, str], None] = {}
+    for index, line in enumerate(lines):
+        middle = line.find(" ", 1)
+        left, right = line[:middle], line[middle + 1 :]
+        parts = (left, right, left + right)
+        if middle < 0 or not all(part in known for part in parts):
+            raise ModelRefused(
+                f"{PREFIX}merges[{index}] is {line[:80]!r}, which does not join two tokens into a third",
+                code="bad_value",
+                param=f"{PREFIX}merges[{index}]",
+            )
+        if all(part in ids for part in parts):
+            merges.setdefault((left, right))
+    return list(merges)
+
+
+def _scores(metadata: Metadata, count: int) -> list[float]:
+    key = PREFIX + "scores"
+    try:
+        return [float(score) for score in require_floats(metadata, key, length=count)]
+    except ModelRefused as error:
+        if error.code != "bad_type":
+            raise
+        return [float(score) for score in require_ints(metadata, key, -(2**31), length=count)]
+
+
+def _merges_by_score(vocabulary: Vocabulary, scores: list[float], ids: dict[str, int]) -> Iterator[tuple[str, str]]:
+    """Every way to join two tokens into a third, best score first."""
+    kinds = (TokenKind.NORMAL, TokenKind.USER_DEFINED, TokenKind.UNUSED)
+    for token in sorted(vocabulary.of_kind(*kinds), key=lambda token: -scores[token]):
+        text = vocabulary.tokens[token]
+        if len(text) > MERGEABLE_LENGTH_MAX:
+            raise ModelRefused(
+                f"{PREFIX}tokens[{token}] has {len(text)} characters, more than {MERGEABLE_LENGTH_MAX}",
+                code="limit_exceeded",
+                param=f"{PREFIX}tokens[{token}]",
+            )
+        for middle in range(1, len(text)):
+            left = text[:middle]
+            right = text[middle:]
+            if (left in ids or middle == 1) and (right in ids or middle == len(text) - 1):
+                yield left, right
+
+
+def _add_lone_bytes(ids: dict[str, int], size: int) -> Replacements:
+    """Give ids past the vocabulary to bytes that have no token: they keep their neighbours from merging, then vanish."""
+    missing = [character for character in BYTE_OF_CHARACTER if character not in ids]
+    ids.update((character, size + index) for index, character in enumerate(missing))
+    return {ids[character]: () for character in missing}
+
+
+def _add_lone_characters(ids: dict[str, int], merges: list[tuple[str, str]], known: dict[str, int]) -> Replacements:
+    """Give ids past the vocabulary to characters that are parts of tokens but no tokens; they become byte tokens."""
+    size = len(known)
+    lone: Replacements = {}
+    for pair in merges:
+        for part in pair:
+            if part not in ids:
+                ids[part] = size + len(lone)
+                lone[ids[part]] = tuple(known[f"<0x{byte:02X}>"] for byte in part.encode())
+    return lone
+
+
+def _build(ids: dict[str, int], merges: list[tuple[str, str]], key: str, **options: bool) -> Tokenizer:
+    try:
+        return Tokenizer(models.BPE(ids, merges, **options))
+    except Exception as error:  # the library raises plain Exception
+        raise ModelRefused(f"{key} does not fit the vocabulary: {error}", code="bad_value", param=key) from error
+
+
+def _replace(tokens: list[int], replacements: Replacements) -> list[int]:
+    if not replacements:
+        return tokens
+    return [token for found in tokens for token in replacements.get(found, (found,))]
+
+
+def _encode(tokenizer: Tokenizer, text: str, *, whole: bool = False) -> list[int]:
+    try:
+        if whole or len(text) <= STRETCH_CHARACTERS:
+            return tokenizer.encode(text, add_special_tokens=False).ids
+        return [token for part in _stretches(text) for token in tokenizer.encode(part, add_special_tokens=False).ids]
+    except UnicodeEncodeError as error:
+        raise InvalidRequest("the text has half of a surrogate pair", code="invalid_value") from error
+
+
+def _stretches(text: str) -> Iterator[str]:
+    start = 0
+    while found := _WORD_END.search(text, start + STRETCH_CHARACTERS):
+        yield text[start : found.end()]
+        start = found.end()
+    yield text[start:]
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The printable character that stands for each byte in byte-level vocabularies, as GPT-2 chose them."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(rest)}
+
+
+BYTE_OF_CHARACTER = _byte_alphabet()

@@ -1,0 +1,144 @@
+"""A language model of one integer: for the kernel's own tests, the simulation and the benches of overhead.
+
+A sequence's state is a running hash of its tokens, and the next token is a function of that state, so a lost, repeated or misplaced
+row changes every token after it. Tokens are bytes; 256 ends the text. Decoding runs in a native loop, emitted as LLVM IR, that
+reads and writes the step table without Python between steps: the shape in which a real engine runs ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from tripower.backends.toy.native import native_loop
+from tripower.runtime.engine import EngineInfo, SamplingParameters, StepRow, StepTable, run_steps
+from tripower.runtime.engine.step_table import NOT_DRAWN
+from tripower.runtime.kernel import DeviceFailed, InvalidRequest
+
+END = 256
+VOCABULARY = 257
+MASK = (1 << 64) - 1
+MULTIPLIER = 6364136223846793005
+INCREMENT = 1442695040888963407
+LETTERS = 29
+"""Drawn symbols: 26 letters, two spaces, and the end with odds of 1 to 28 before `END_ODDS` thins it."""
+
+
+def absorb(state: int, token: int) -> int:
+    """The state after one more token: one step of a 64-bit linear congruential generator, keyed by the token."""
+    return ((state ^ token) * MULTIPLIER + INCREMENT) & MASK
+
+
+def draw(state: int, seed: int) -> int:
+    """The next token: `a`..`z`, a space, or the end."""
+    mixed = ((state ^ seed) * MULTIPLIER) & MASK
+    symbol = (mixed >> 33) % LETTERS
+    if symbol < 26:
+        return 97 + symbol
+    if symbol == 28 and (mixed >> 50) % 8 == 0:
+        return END
+    return 32
+
+
+def draw_key(sampling: SamplingParameters) -> int:
+    """What a draw depends on beside the state: nothing at temperature 0."""
+    return 0 if sampling.temperature == 0 else (sampling.seed * 0x9E3779B97F4A7C15 + sampling.choice) & MASK
+
+
+class ToyEngine:
+    """See the module. `native=False` runs every step in Python, the reference of the native loop."""
+
+    def __init__(
+        self, *, context: int = 8192, sequences_max: int = 64, native: bool = False, step_microseconds: int = 0
+    ) -> None:
+        self.info = EngineInfo(
+            backend="toy",
+            architecture="toy",
+            context_max=context,
+            vocabulary_size=VOCABULARY,
+            sequences_max=sequences_max,
+            determinism="exact",
+        )
+        self._native = native
+        self._step_microseconds = step_microseconds
+        self._tokens: dict[int, list[int]] = {}
+        self._states: dict[int, list[int]] = {}
+        self.closed = False
+
+    @property
+    def open_sequences(self) -> list[int]:
+        return sorted(self._tokens)
+
+    def open_sequence(self, sequence: int) -> None:
+        if sequence not in self._tokens and len(self._tokens) >= self.info.sequences_max:
+            raise DeviceFailed(f"all {self.info.sequences_max} sequences are open", code="state_memory_exhausted")
+        self._tokens[sequence] = []
+        self._states[sequence] = [0]
+
+    def close_sequence(self, sequence: int) -> None:
+        self._tokens.pop(sequence, None)
+        self._states.pop(sequence, None)
+
+    def trim(self, sequence: int, length: int) -> None:
+        del self._tokens[sequence][length:]
+        del self._states[sequence][length + 1 :]
+
+    def fork(self, source: int, sequence: int, length: int) -> None:
+        self.open_sequence(sequence)
+        self._tokens[sequence] = self._tokens[source][:length]
+        self._states[sequence] = self._states[source][: length + 1]
+
+    def length(self, sequence: int) -> int:
+        return len(self._tokens[sequence])
+
+    def step(self, rows: Sequence[StepRow]) -> list[int]:
+        for row in rows:
+            if row.sequence not in self._tokens or row.position != len(self._tokens[row.sequence]):
+                raise InvalidRequest(f"sequence {row.sequence} is not at position {row.position}")
+            if row.position + len(row.tokens) > self.info.context_max:
+                raise InvalidRequest("the context is full", code="context_length_exceeded")
+        drawn = []
+        for row in rows:
+            for token in row.tokens:
+                self._append(row.sequence, token)
+            drawn.append(draw(self._states[row.sequence][-1], draw_key(row.sampling)) if row.draw else NOT_DRAWN)
+        return drawn
+
+    def _append(self, sequence: int, token: int) -> None:
+        states = self._states[sequence]
+        states.append(absorb(states[-1], token))
+        self._tokens[sequence].append(token)
+
+    def run(self, table: StepTable) -> Iterator[None]:
+        if not self._native:
+            yield from run_steps(self, table)
+            return
+        prefill = run_steps(self, table)
+        while any(len(pending) > 1 for pending in table.pending) and next(prefill, True) is None:
+            yield
+        if not table.stop and table.steps_done < table.steps_max:
+            self._run_native(table)
+            yield
+
+    def _run_native(self, table: StepTable) -> None:
+        """Hand what is left of the job to the native loop, then take over what it did."""
+        slots, first = table.slots, table.steps_done
+        last_states = [self._states[int(table.sequence[slot])][-1] for slot in range(slots)]
+        states = np.array(last_states, np.uint64)
+        keys = np.array([draw_key(sampling) for sampling in table.sampling], np.uint64)
+        stop_at_end = np.array([END in ends for ends in table.ends], np.int64)
+        alive = np.array([bool(pending) for pending in table.pending], np.int64)
+        native_loop()(table, states, keys, stop_at_end, alive, self._step_microseconds)
+        for step in range(first, table.steps_done):
+            for slot in range(slots):
+                if table.evaluated[step, slot]:
+                    pending = table.pending[slot]
+                    self._append(int(table.sequence[slot]), pending.pop())
+                    if table.drawn[step, slot] >= 0:
+                        pending.append(int(table.drawn[step, slot]))
+
+    def close(self) -> None:
+        self._tokens.clear()
+        self._states.clear()
+        self.closed = True

@@ -1,0 +1,219 @@
+"""A continuous batch: who is in it, where each member stands, and what a step changes.
+
+Membership changes only between jobs; a step commits as a whole or changes nothing. Plain synchronous code: `plan` fills the step
+table with every member exactly once, in join order; `commit` takes one finished step, checks all of it, and only then moves anybody.
+A member that leaves while its rows are in flight is marked; its rows are dropped at the commit and its state is freed when the job
+has ended, since the device may still write there.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Generic, TypeVar
+
+import attrs
+import msgspec
+
+from tripower.runtime.engine import SamplingParameters, StepTable
+
+T = TypeVar("T")
+
+NOT_DRAWN = -1
+
+
+@attrs.define(eq=False)
+class Member(Generic[T]):
+    """One sequence in the batch. `owner` is whatever the batch's user hangs on it."""
+
+    sequence: int
+    prompt: tuple[int, ...]
+    max_tokens: int
+    sampling: SamplingParameters
+    ends: frozenset[int]
+    owner: T
+    evaluated: int = 0
+    """Positions whose state the engine holds, as of the last commit."""
+    output: list[int] = attrs.Factory(list)
+    leaving: bool = False
+    finished: bool = False
+
+    @property
+    def pending(self) -> list[int]:
+        """Tokens that are not evaluated yet: what is left of the prompt, or the last drawn token."""
+        tokens = [*self.prompt, *self.output] if self.output else list(self.prompt)
+        return tokens[self.evaluated :]
+
+
+class BatchStatistics(msgspec.Struct, frozen=True):
+    """`joined` = `finished` + `left` + `failed` + `members`."""
+
+    members: int
+    members_max: int
+    joined: int
+    finished: int
+    left: int
+    failed: int
+    steps: int
+    aborted_jobs: int
+    prefill_rows: int
+    decode_rows: int
+    largest_step: int
+
+
+class BrokenStep(Exception):
+    """A device reported a step that cannot be true; nothing was changed."""
+
+
+class Batch(Generic[T]):
+    """Members and their progress. All methods are synchronous."""
+
+    def __init__(self, members_max: int, *, sequences: Iterator[int] | None = None) -> None:
+        """`sequences` gives ids that no sequence of the engine has had; it outlives a batch that is given up."""
+        self.members_max = members_max
+        self._sequences = itertools.count() if sequences is None else sequences
+        self._members: dict[int, Member[T]] = {}
+        self._roster: list[Member[T]] | None = None
+        self._to_close: list[int] = []
+        self._opened: set[int] = set()
+        self._joined = self._finished = self._left = self._failed = 0
+        self._steps = self._aborted = self._prefill_rows = self._decode_rows = self._largest_step = 0
+
+    @property
+    def members(self) -> list[Member[T]]:
+        return list(self._members.values())
+
+    @property
+    def running(self) -> bool:
+        """Whether a job is in flight."""
+        return self._roster is not None
+
+    def join(
+        self, prompt: Sequence[int], *, max_tokens: int, sampling: SamplingParameters, ends: frozenset[int], owner: T
+    ) -> Member[T]:
+        """Add a member; it takes part from the next job on."""
+        assert len(self._members) < self.members_max and prompt
+        member = Member(next(self._sequences), tuple(prompt), max_tokens, sampling, ends, owner)
+        self._members[member.sequence] = member
+        self._joined += 1
+        return member
+
+    def leave(self, member: Member[T], *, failed: bool = False) -> None:
+        """Take a member out before its end. In flight: its rows are dropped. Idempotent."""
+        if self._members.pop(member.sequence, None) is None:
+            return
+        member.leaving = True
+        if failed:
+            self._failed += 1
+        else:
+            self._left += 1
+        self._close(member)
+
+    def _close(self, member: Member[T]) -> None:
+        if member.sequence in self._opened:
+            self._opened.discard(member.sequence)
+            self._to_close.append(member.sequence)
+
+    def plan(self, table: StepTable, *, steps_max: int) -> tuple[list[int], list[int]] | None:
+        """Fill the table for a job of up to `steps_max` steps. None when there is nothing to do.
+
+        Returns the sequences that the device must close, and those that it must open, before the first step. A sequence of which
+        nothing was ever committed is opened anew.
+        """
+        assert self._roster is None, "one job at a time"
+        roster = list(self._members.values())
+        if not roster and not self._to_close:
+            return None
+        table.clear(steps_max=steps_max)
+        for member in roster:
+            needs_history = (
+                member.sampling.repeat_penalty != 1 or member.sampling.presence_penalty or member.sampling.frequency_penalty
+            )
+            table.add(
+                sequence=member.sequence,
+                position=member.evaluated,
+                pending=member.pending,
+                remaining=member.max_tokens - len(member.output),
+                output_index=len(member.output),
+                sampling=member.sampling,
+                ends=member.ends,
+                history=[*member.prompt, *member.output] if needs_history else (),
+                prompt_length=len(member.prompt),
+            )
+        self._roster = roster
+        closing, self._to_close = self._to_close, []
+        opening = [member.sequence for member in roster if not member.evaluated]
+        self._opened.update(opening)
+        return closing, opening
+
+    def commit(self, evaluated: Sequence[int], drawn: Sequence[int]) -> list[tuple[Member[T], int]]:
+        """Apply one step: rows evaluated and token drawn (-1: none) for each member of the roster, in its order.
+
+        Returns the members that drew a token, and the token. Raises `BrokenStep`, with nothing changed, for what cannot be true.
+        """
+        roster = self._roster
+        assert roster is not None, "no job is in flight"
+        self._check(roster, evaluated, drawn)
+        self._steps += 1
+        self._largest_step = max(self._largest_step, sum(evaluated))
+        drew: list[tuple[Member[T], int]] = []
+        for member, rows, token in zip(roster, evaluated, drawn, strict=True):
+            if member.leaving or member.finished or not rows:
+                continue
+            if member.evaluated < len(member.prompt):
+                self._prefill_rows += rows
+            else:
+                self._decode_rows += rows
+            member.evaluated += rows
+            if token != NOT_DRAWN:
+                member.output.append(token)
+                drew.append((member, token))
+        return drew
+
+    def _check(self, roster: list[Member[T]], evaluated: Sequence[int], drawn: Sequence[int]) -> None:
+        if len(evaluated) != len(roster) or len(drawn) != len(roster):
+            raise BrokenStep(f"a step of {len(roster)} members reported {len(evaluated)} outcomes")
+        for member, rows, token in zip(roster, evaluated, drawn, strict=True):
+            if member.leaving or member.finished:
+                continue
+            pending = len(member.prompt) + len(member.output) - member.evaluated
+            if not 0 <= rows <= pending:
+                raise BrokenStep(f"{rows} rows were evaluated where {pending} were pending")
+            if token != NOT_DRAWN and (rows != pending or len(member.output) >= member.max_tokens):
+                raise BrokenStep("a token was drawn where none was due")
+
+    def finish(self, member: Member[T]) -> None:
+        """A member is complete; its state is freed with the next job. Idempotent."""
+        if self._members.pop(member.sequence, None) is not None:
+            member.finished = True
+            self._finished += 1
+            self._close(member)
+
+    def end_job(self, *, aborted: bool = False) -> None:
+        """The job in flight has ended; what it committed stays. After an abort the rest of the members keep their exact state."""
+        assert self._roster is not None
+        self._roster = None
+        if aborted:
+            self._aborted += 1
+
+    def forget_states(self) -> list[int]:
+        """All sequences that the device still holds, for when the batch is given up. They are not closed by it any more."""
+        held = [*self._opened, *self._to_close]
+        self._opened.clear()
+        self._to_close.clear()
+        return held
+
+    def statistics(self) -> BatchStatistics:
+        return BatchStatistics(
+            members=len(self._members),
+            members_max=self.members_max,
+            joined=self._joined,
+            finished=self._finished,
+            left=self._left,
+            failed=self._failed,
+            steps=self._steps,
+            aborted_jobs=self._aborted,
+            prefill_rows=self._prefill_rows,
+            decode_rows=self._decode_rows,
+            largest_step=self._largest_step,
+        )

