@@ -43,32 +43,30 @@ class RunSteps(Message, frozen=True):
     """Run the steps of a table. The envelope carries a `StepOrder`. News: `StepsCommitted`, then exactly one `StepsDone`."""
 
     name: str
-    closing: tuple[int, ...]
+    job: int
+    """Comes back in the news, so that an old job's are not taken for a new one's."""
+    keeping: tuple[int, ...]
+    """All sequences that are still wanted: the engine closes every other one first, whoever left it behind."""
     opening: tuple[int, ...]
 
 
 class StepsCommitted(Message, frozen=True):
     """To whoever ordered: that many steps of the table are complete and may be read."""
 
+    job: int
     steps: int
 
 
 class StepsDone(Message, frozen=True):
     """To whoever ordered: the job has ended after that many steps. `error` is empty, or the code of what went wrong."""
 
+    job: int
     steps: int
     error: str = ""
     explanation: str = ""
 
 
-class CloseSequences(Message, frozen=True):
-    """Free the states that a batch leaves behind. The envelope carries the engine."""
-
-    name: str
-    sequences: tuple[int, ...]
-
-
-Command = LoadEngine | UnloadEngine | RunSteps | CloseSequences
+Command = LoadEngine | UnloadEngine | RunSteps
 
 
 @attrs.frozen
@@ -127,8 +125,6 @@ class DeviceActor(Actor[Command]):
                 return self._unload(message)
             case RunSteps():
                 return self._run_steps(message)
-            case CloseSequences():
-                return self._close_sequences(message)
         assert_never(message)
 
     async def on_end(self) -> None:
@@ -237,8 +233,8 @@ class DeviceActor(Actor[Command]):
     def _run_steps(self, message: RunSteps) -> None:
         order: StepOrder = self.envelope.live
         table, reply_to = order.table, order.reply_to
-        if self._wedged:
-            reply_to.control(StepsDone(0, "device_wedged", f"{self._device} does not answer; restart the process"))
+        if self._wedged and table.slots:  # a job that only closes may wait until the lane moves again
+            reply_to.control(StepsDone(message.job, 0, "device_wedged", f"{self._device} does not answer; restart the process"))
             return
         told = 0
 
@@ -248,25 +244,22 @@ class DeviceActor(Actor[Command]):
             if steps > told:
                 self._steps += steps - told
                 told = steps
-                reply_to.control(StepsCommitted(steps))
+                reply_to.control(StepsCommitted(message.job, steps))
 
         def done(_result: Any, error: TripowerError | None) -> None:
             progress()
-            reply_to.control(StepsDone(table.steps_done, error.code if error else "", error.message if error else ""))
+            code, explanation = (error.code, error.message) if error else ("", "")
+            reply_to.control(StepsDone(message.job, table.steps_done, code, explanation))
 
         table.signal = self._port.signal
         table.set_signal_fd(self._port.signal_fd)
         self._submit(
             f"steps {message.name}",
-            partial(_steps, order.engine, table, message.closing, message.opening),
+            partial(_steps, order.engine, table, message.keeping, message.opening),
             done,
             on_progress=progress,
             request_stop=table.request_stop,
         )
-
-    def _close_sequences(self, message: CloseSequences) -> None:
-        engine = self.envelope.live
-        self._submit(f"close {message.name}", partial(_close_sequences, engine, message.sequences), lambda _r, _e: None)
 
     def statistics(self) -> DeviceStatistics:
         return DeviceStatistics(
@@ -289,15 +282,10 @@ def _close_engine(engine: StepEngine) -> Generator[None, None, None]:
     yield
 
 
-def _close_sequences(engine: StepEngine, sequences: Sequence[int]) -> Generator[None, None, None]:
-    for sequence in sequences:
-        engine.close_sequence(sequence)
-    yield
-
-
-def _steps(engine: StepEngine, table: StepTable, closing: Sequence[int], opening: Sequence[int]) -> Generator[None, None, None]:
-    for sequence in closing:
-        engine.close_sequence(sequence)
+def _steps(engine: StepEngine, table: StepTable, keeping: Sequence[int], opening: Sequence[int]) -> Generator[None, None, None]:
+    for sequence in engine.sequences():
+        if sequence not in keeping:
+            engine.close_sequence(sequence)
     for sequence in opening:
         engine.open_sequence(sequence)
     yield from engine.run(table)

@@ -45,6 +45,11 @@ class GenerationStarted(Message, frozen=True):
 
     waited_seconds: float
 
+    @property
+    def text(self) -> str:
+        """None yet: every event of an answer has a text, and together they are the answer."""
+        return ""
+
 
 class TokenChunk(Message, frozen=True):
     """One token of a committed step and the text that it releases, which may be empty: characters and stop strings are not split."""

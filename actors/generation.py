@@ -1,7 +1,7 @@
 """One generation from the side of whoever asked for it.
 
 Not a generator: it yields across no nursery and no cancel scope, so it can be left at any point, and leaving it is one synchronous
-message.
+message. As a context manager it is left at the end of the block; iterated over directly, when the loop is left in whatever way.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,7 +19,8 @@ import trio
 from tripower.actors.dialogue import Failed, GenerationEvent, GenerationFinished, GenerationRequest, SamplingChoices
 from tripower.actors.model_queue import Generate, Leave, outlet_room
 from tripower.actors.model_registry import ReadyModel
-from tripower.runtime.engine import EngineInfo, SamplingParameters
+from tripower.backends.sampling import check_sampling
+from tripower.runtime.engine import SamplingParameters
 from tripower.runtime.kernel import DeadlineExceeded, InvalidRequest, Outlet, Ref
 
 FindReady = Callable[[str, float], Awaitable[ReadyModel]]
@@ -35,6 +37,9 @@ class Generation:
     Entering checks everything, loads the model if need be, and enqueues: it raises `InvalidRequest`, `NotFound`, `Overloaded`,
     `DeadlineExceeded` or `ModelRefused` before anything has been generated. Then take bursts with `receive`, or iterate over single
     events. Leaving frees the seat at the next step boundary.
+
+    Without a block, `async for event in generation` enters at its first event. Then an exception ends it too, a cancellation
+    included, and a `break` does as soon as nothing refers to the generation any more: at once, if the loop had the only reference.
     """
 
     def __init__(self, find: FindReady, request: GenerationRequest, deadline: float) -> None:
@@ -48,19 +53,25 @@ class Generation:
         self._queued: deque[GenerationEvent] = deque()
         self._queue: Ref[Any] | None = None
         self._outlet: Outlet[GenerationEvent]
-        self._ticket = -1
+        self.ticket = -1
+        self._entered = False
+        self._direct = False
+        self._token: trio.lowlevel.TrioToken
 
     async def __aenter__(self) -> Self:
+        assert not self._entered, "a generation is entered once"
+        self._entered = True
+        self._token = trio.lowlevel.current_trio_token()
         ready = await self._find(self._request.model, self._deadline)
         prompt = await self._prepare(ready)
         sampling = choose_sampling(self._request.sampling, ready.text.recommended)
-        check_logit_bias(sampling, ready.info)
+        check_sampling(sampling, ready.info.vocabulary_size)
         max_tokens = choose_max_tokens(self._request, len(prompt), ready.info.context_max)
         self.prompt_tokens, self.seed = len(prompt), sampling.seed
         self._outlet = Outlet(outlet_room(max_tokens))
         message = Generate(tuple(prompt), max_tokens, sampling, self._request.stop, self._request.ignore_eos)
         enqueued = await ready.queue.ask(message, deadline=self._deadline, live=self._outlet)
-        self._queue, self._ticket = ready.queue, enqueued.ticket
+        self._queue, self.ticket = ready.queue, enqueued.ticket
         return self
 
     async def __aexit__(
@@ -70,17 +81,22 @@ class Generation:
 
     def leave(self, *, expired: bool = False) -> None:
         """Want nothing more. Synchronous, idempotent."""
-        if self._queue is not None and not self.ended:
+        if not self.ended:
             self.ended = True
-            self._outlet.leave()
-            self._queue.control(Leave(self._ticket, expired))
+            self._queued.clear()
+            if self._queue is not None:
+                _leave(self._queue, self._outlet, Leave(self.ticket, expired))
+
+    async def aclose(self) -> None:
+        """`leave`, under the name that `contextlib.aclosing` calls. Always a checkpoint."""
+        self.leave()
+        await trio.lowlevel.checkpoint()
 
     def __del__(self) -> None:
-        # Forgotten without leaving the block; the loop may be over, and then so is the queue.
-        try:
-            self.leave()
-        except RuntimeError:
-            return
+        # Forgotten without leaving. The collector may call this on any thread, and after the loop has ended.
+        if self._queue is not None and not self.ended:
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(_leave, self._queue, self._outlet, Leave(self.ticket))
 
     async def receive(self) -> list[GenerationEvent]:
         """Everything that has come since, at least one event. The last event of all is `GenerationFinished` or `Failed`.
@@ -105,6 +121,18 @@ class Generation:
 
     async def __anext__(self) -> GenerationEvent:
         """The next single event. Raises the error of `Failed`, and stops after the end."""
+        if not self._entered:
+            self._direct = True
+        try:
+            return await self._next()
+        except BaseException:
+            if self._direct:
+                self.leave()
+            raise
+
+    async def _next(self) -> GenerationEvent:
+        if not self._entered:
+            await self.__aenter__()
         if not self._queued:
             if self.ended:
                 raise StopAsyncIteration
@@ -135,6 +163,11 @@ class Generation:
         return tokens
 
 
+def _leave(queue: Ref[Any], outlet: Outlet[GenerationEvent], message: Leave) -> None:
+    outlet.leave()
+    queue.control(message)
+
+
 async def _run(size: int, work: Callable[[], list[int]]) -> list[int]:
     if size <= INLINE_CHARACTERS:
         return work()
@@ -146,12 +179,6 @@ def choose_sampling(choices: SamplingChoices, recommended: SamplingParameters) -
     asked = {name: value for name, value in msgspec.structs.asdict(choices).items() if value is not None}
     asked.setdefault("seed", secrets.randbits(63))
     return msgspec.structs.replace(recommended, **asked)
-
-
-def check_logit_bias(sampling: SamplingParameters, info: EngineInfo) -> None:
-    for token, _ in sampling.logit_bias:
-        if not 0 <= token < info.vocabulary_size:
-            raise InvalidRequest(f"{token} is no token of a vocabulary of {info.vocabulary_size}", param="logit_bias")
 
 
 def choose_max_tokens(request: GenerationRequest, prompt_tokens: int, context: int) -> int:

@@ -19,9 +19,9 @@ import attrs
 import msgspec
 import trio
 
-from tripower.actors.device import CloseSequences, RunSteps, StepOrder, StepsCommitted, StepsDone
+from tripower.actors.device import RunSteps, StepOrder, StepsCommitted, StepsDone
 from tripower.actors.dialogue import Failed, GenerationEvent, GenerationFinished, GenerationStarted, Timings, TokenChunk, Usage
-from tripower.backends.text import TextStream
+from tripower.backends.text.stream import TextStream
 from tripower.runtime.admission import Gate, GateStatistics
 from tripower.runtime.batching import Batch, BatchStatistics, Member
 from tripower.runtime.engine import LoadedModel, SamplingParameters, StepTable
@@ -43,6 +43,7 @@ log = logging.getLogger("tripower.queue")
 RETRIES_MAX = 1
 """How often the same rows are tried again after a device error."""
 RETRY_AFTER_MAX = 120.0
+TRY_AGAIN_SECONDS = 1.0
 
 
 class Generate(Ask["Enqueued"], frozen=True):
@@ -68,7 +69,11 @@ class Leave(Message, frozen=True):
     expired: bool = False
 
 
-Command = Generate | Leave | StepsCommitted | StepsDone
+class TryAgain(Message, frozen=True):
+    """From the queue to itself: states of members that left are still to be freed, and the device refused to."""
+
+
+Command = Generate | Leave | StepsCommitted | StepsDone | TryAgain
 
 
 def outlet_room(max_tokens: int) -> int:
@@ -139,13 +144,23 @@ class ModelQueueActor(Actor[Command]):
         self._tickets = itertools.count() if tickets is None else tickets
         self._gate: Gate[int] = Gate(active_limit=limits.members_max, waiting_limit=limits.waiting_max)
         self._batch: Batch[_Generation] = Batch(limits.members_max, sequences=sequences)
-        self._table = StepTable(slots_max=limits.members_max, steps_max=limits.steps_per_job, rows_max=limits.rows_max)
+        self._table = self._new_table()
+        self._job = -1
         self._live: dict[int, _Generation] = {}
         self._seen_steps = 0
         self._failures = 0
+        self._trying_again = False
         self._service_seconds = 1.0
         self._arrivals = self._completed = self._refused = self._cancelled = self._expired = self._failed = 0
         self._prompt_tokens = self._generated_tokens = 0
+
+    def _new_table(self) -> StepTable:
+        """One for each job: a job that outlives our interest in it never meets its successor."""
+        limits = self._limits
+        return StepTable(slots_max=limits.members_max, steps_max=limits.steps_per_job, rows_max=limits.rows_max)
+
+    async def on_start(self) -> None:
+        self._advance()  # what an instance before this one left behind is closed
 
     async def on_message(self, message: Command) -> Any:
         match message:
@@ -154,9 +169,11 @@ class ModelQueueActor(Actor[Command]):
             case Leave():
                 return self._leave(message)
             case StepsCommitted():
-                return self._commit_steps(message.steps)
+                return self._commit_steps(message.steps) if message.job == self._job else None
             case StepsDone():
-                return self._end_job(message)
+                return self._end_job(message) if message.job == self._job else None
+            case TryAgain():
+                return self._try_again()
         assert_never(message)
 
     def on_undelivered(self, message: Any, answer: Any) -> None:
@@ -168,8 +185,6 @@ class ModelQueueActor(Actor[Command]):
         gone = ActorGone(f"the queue of {self._model} ended")
         for generation in list(self._live.values()):
             self._fail(generation, gone)
-        if held := self._batch.forget_states():
-            self._device.control(CloseSequences(self._model, tuple(held)), live=self._engine)
 
     # Arriving and leaving.
 
@@ -269,14 +284,26 @@ class ModelQueueActor(Actor[Command]):
             self._table.request_stop()
             return
         self._expire_members(now)
-        plan = self._batch.plan(self._table, steps_max=self._limits.steps_per_job)
-        if plan is None:
-            return
-        closing, opening = plan
-        self._seen_steps = 0
-        order = StepOrder(self._engine, self._table, self.ref)
-        if not self._device.control(RunSteps(self._model, tuple(closing), tuple(opening)), live=order):
-            self._give_up(ActorGone("the device is not available"))
+        table = self._new_table()
+        plan = self._batch.plan(table, steps_max=self._limits.steps_per_job)
+        if plan is not None:
+            self._start_job(table, *plan)
+
+    def _start_job(self, table: StepTable, keeping: list[int], opening: list[int]) -> None:
+        self._table, self._seen_steps = table, 0
+        self._job = job = next(self._tickets)
+        me = self.ref
+
+        def dropped() -> None:
+            me.control(StepsDone(job, 0, "actor_gone", "the device restarted before it ran the step"))
+
+        message = RunSteps(self._model, job, tuple(keeping), tuple(opening))
+        if not self._device.control(message, live=StepOrder(self._engine, table, me), on_dropped=dropped):
+            self._batch.end_job(aborted=True)
+            self._job = -1
+            for generation in list(self._live.values()):
+                self._fail(generation, ActorGone("the device is not available"))
+            self._try_again_later()
 
     def _drop_expired(self, generation: _Generation) -> None:
         """The gate found the deadline passed when a place was free, and has counted it."""
@@ -291,8 +318,6 @@ class ModelQueueActor(Actor[Command]):
 
     def _commit_steps(self, steps: int) -> None:
         """Commit every step that is complete and new, and pass on what it gave."""
-        if not self._batch.running:
-            return
         table = self._table
         now = trio.current_time()
         slots = table.slots
@@ -342,24 +367,43 @@ class ModelQueueActor(Actor[Command]):
         generation.outlet.put(GenerationFinished(reason, generation.text.finish(), usage, timings))
 
     def _end_job(self, message: StepsDone) -> None:
-        if not self._batch.running:
-            return
         self._commit_steps(message.steps)
+        only_closed = not self._table.slots
         self._batch.end_job(aborted=bool(message.error))
+        self._job = -1
         if message.error:
             self._failures += 1
             log.warning("a step of %s failed: %s", self._model, message.error)
             if self._failures > RETRIES_MAX:
                 self._failures = 0
-                self._give_up(TripowerError(message.explanation, code=message.error))
+                self._fail_members(TripowerError(message.explanation, code=message.error))
+            if only_closed and not self._live:
+                return self._try_again_later()
         self._advance()
 
-    def _give_up(self, error: TripowerError) -> None:
-        """Fail every member of the batch; those who wait keep waiting."""
-        if self._batch.running:
-            self._batch.end_job(aborted=True)
+    def _try_again_later(self) -> None:
+        """At once could go on for ever."""
+        if not self._trying_again:
+            self._trying_again = True
+            self.start_soon(self._wait_and_try_again, name="try again")
+
+    async def _wait_and_try_again(self) -> None:
+        await trio.sleep(TRY_AGAIN_SECONDS)
+        self.ref.control(TryAgain())
+
+    def _try_again(self) -> None:
+        self._trying_again = False
+        if not self._batch.running:
+            self._advance()
+
+    def _fail_members(self, error: TripowerError) -> None:
+        """Fail everybody in the batch; those who wait keep waiting."""
         for member in self._batch.members:
             self._fail(member.owner, error)
+
+    def is_live(self, ticket: int) -> bool:
+        """Whether a request still waits or runs here."""
+        return ticket in self._live
 
     def statistics(self) -> QueueStatistics:
         return QueueStatistics(

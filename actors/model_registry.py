@@ -231,8 +231,15 @@ class ModelRegistryActor(Actor[Command]):
                 self._load_seconds = trio.current_time() - began
             except TripowerError as error:
                 outcome = error
-        if not self.ref.control(LoadEnded(source.name), live=outcome) and isinstance(outcome, LoadedModel):
-            self._device.control(UnloadEngine(source.name), live=outcome.engine)
+        device, loaded = self._device, outcome
+
+        def give_back() -> None:
+            """The registry ended in between: the model is nobody's."""
+            if isinstance(loaded, LoadedModel) and not device.control(UnloadEngine(source.name), live=loaded.engine):
+                loaded.engine.close()
+
+        if not self.ref.control(LoadEnded(source.name), live=outcome, on_dropped=give_back):
+            give_back()
 
     def _end_load(self, message: LoadEnded) -> None:
         entry, outcome = self._entries[message.name], self.envelope.live

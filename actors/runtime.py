@@ -33,6 +33,7 @@ from tripower.actors.system import ROOT_SUPERVISION, LocateParts, Parts, SystemA
 from tripower.runtime.engine import Backend, Progress
 from tripower.runtime.kernel import (
     NEVER,
+    Actor,
     ActorStatistics,
     ActorSystem,
     Overloaded,
@@ -61,6 +62,8 @@ class RuntimePlan:
     open_port: Callable[[], Port] = lambda: open_port("cpu0")
     stall_seconds: float = 120.0
     supervision: Supervision | None = None
+    on_instance: Callable[[str, Actor[Any]], None] = lambda name, actor: None
+    """Sees each actor before its first message. See `ActorSystem`."""
 
 
 class Runtime:
@@ -123,7 +126,7 @@ class Runtime:
 @asynccontextmanager
 async def open_actors(plan: RuntimePlan) -> AsyncIterator[Runtime]:
     """Start the actors of a runtime; leaving the block ends them in order, models last. Opens no socket, handles no signal."""
-    async with open_actor_system() as system:
+    async with open_actor_system(plan.on_instance) as system:
         root = system.spawn(
             lambda: SystemActor(
                 lambda: DeviceActor("cpu0", plan.open_port, stall_seconds=plan.stall_seconds),

@@ -1,0 +1,1 @@
+"""The whole runtime on virtual time, with faults drawn from a seed."""

@@ -1,9 +1,126 @@
 """tripower: an actor-based inference runtime on Trio.
 
-    async with tripower.open_runtime() as runtime:
-        async with runtime.chat("smollm2", [{"role": "user", "content": "Hello!"}]) as answer:
-            async for event in answer:
-                print(event.text, end="")
+    async with tripower.open_runtime(models=["smollm2"]) as runtime:
+        async for event in runtime.chat("smollm2", [{"role": "user", "content": "Hello!"}]):
+            print(event.text, end="")
+
+Names are imported when they are first used: `import tripower` loads no other library.
 """
 
-__version__ = "0.1.0"
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from tripower.api.version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from tripower.actors.dialogue import GenerationEvent, GenerationFinished, GenerationStarted, Timings, TokenChunk, Usage
+    from tripower.actors.generation import Generation
+    from tripower.actors.model_registry import ModelCard
+    from tripower.actors.runtime import Health
+    from tripower.api.embedding import EmbeddedRuntime, GenerationOptions, open_runtime
+    from tripower.api.pull import ensure_model, pull
+    from tripower.runtime.configuration import (
+        Configuration,
+        EngineSettings,
+        SchedulerSettings,
+        ServerSettings,
+        load_configuration,
+    )
+    from tripower.runtime.engine import ChatMessage
+    from tripower.runtime.kernel.errors import (
+        DeadlineExceeded,
+        DeviceFailed,
+        InvalidConfiguration,
+        InvalidRequest,
+        ModelRefused,
+        NotFound,
+        Overloaded,
+        TripowerError,
+        Unavailable,
+    )
+    from tripower.runtime.store import Store
+
+_HOMES = {
+    "tripower.actors.dialogue": (
+        "GenerationEvent",
+        "GenerationFinished",
+        "GenerationStarted",
+        "Timings",
+        "TokenChunk",
+        "Usage",
+    ),
+    "tripower.actors.generation": ("Generation",),
+    "tripower.actors.model_registry": ("ModelCard",),
+    "tripower.actors.runtime": ("Health",),
+    "tripower.api.embedding": ("EmbeddedRuntime", "GenerationOptions", "open_runtime"),
+    "tripower.api.pull": ("ensure_model", "pull"),
+    "tripower.runtime.configuration": (
+        "Configuration",
+        "EngineSettings",
+        "SchedulerSettings",
+        "ServerSettings",
+        "load_configuration",
+    ),
+    "tripower.runtime.engine": ("ChatMessage",),
+    "tripower.runtime.kernel.errors": (
+        "DeadlineExceeded",
+        "DeviceFailed",
+        "InvalidConfiguration",
+        "InvalidRequest",
+        "ModelRefused",
+        "NotFound",
+        "Overloaded",
+        "TripowerError",
+        "Unavailable",
+    ),
+    "tripower.runtime.store": ("Store",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "ChatMessage",
+    "Configuration",
+    "DeadlineExceeded",
+    "DeviceFailed",
+    "EmbeddedRuntime",
+    "EngineSettings",
+    "Generation",
+    "GenerationEvent",
+    "GenerationFinished",
+    "GenerationOptions",
+    "GenerationStarted",
+    "Health",
+    "InvalidConfiguration",
+    "InvalidRequest",
+    "ModelCard",
+    "ModelRefused",
+    "NotFound",
+    "Overloaded",
+    "SchedulerSettings",
+    "ServerSettings",
+    "Store",
+    "Timings",
+    "TokenChunk",
+    "TripowerError",
+    "Unavailable",
+    "Usage",
+    "__version__",
+    "ensure_model",
+    "load_configuration",
+    "open_runtime",
+    "pull",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

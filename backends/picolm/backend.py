@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 
+import msgspec
 import torch
 
 from tripower.backends.gguf.reader import GgufFile, open_gguf
-from tripower.backends.picolm.architectures import find_architecture
+from tripower.backends.picolm.architectures import Architecture, find_architecture
 from tripower.backends.picolm.engine import PicolmEngine, kv_shape
 from tripower.backends.picolm.hyperparameters import Hyperparameters
 from tripower.backends.picolm.kv_cache import FLOAT_BYTES, PAGE_POSITIONS
-from tripower.backends.picolm.weights import check_weights, read_weights
+from tripower.backends.picolm.weights import Wanted, check_weights, read_weights
 from tripower.runtime.engine import LoadedModel, LoadSpecification, Progress, SamplingParameters, StepRow, TextLayer
 from tripower.runtime.kernel.errors import ModelRefused, TripowerError
 
@@ -32,37 +33,58 @@ class PicolmBackend:
 
     def load(self, specification: LoadSpecification, progress: Progress) -> Iterator[LoadedModel | None]:
         """Yield None at boundaries and the model last. Raises `ModelRefused`. Blocks between boundaries for one tensor."""
-        with _refusing(specification.name), open_gguf(specification.source) as file:
-            text = make_text_layer(file)
-            yield None
-            engine = yield from load_engine(file, specification, progress)
-        yield LoadedModel(engine, text)
+        with _refusing(specification.name):
+            with open_gguf(specification.source) as file:
+                plan = plan_load(file, specification)
+                yield None
+                text = make_text_layer(file)
+                yield None
+                engine = yield from load_engine(file, plan, specification, progress)
+            yield LoadedModel(engine, text)
+
+
+class LoadPlan(msgspec.Struct, frozen=True):
+    """A file that is accepted, and what will be made of it."""
+
+    architecture: Architecture
+    shape: Hyperparameters
+    wanted: tuple[Wanted, ...]
+    context: int
+
+
+def plan_load(file: GgufFile, specification: LoadSpecification) -> LoadPlan:
+    """Check all that can be checked without reading weights; allocates nothing. Raises `ModelRefused`."""
+    architecture = find_architecture(file)
+    shape = architecture.read_hyperparameters(file)
+    wanted = tuple(architecture.wanted(shape))
+    check_weights(file, wanted)
+    return LoadPlan(architecture, shape, wanted, choose_context(shape, specification))
 
 
 def make_text_layer(file: GgufFile) -> TextLayer:
-    """The tokenizer and templates that the file holds. Raises `ModelRefused`."""
+    """The tokenizer and templates that the file holds. Raises `ModelRefused`. Blocks for a second or two if there are many tokens."""
     from tripower.backends.text.layer import GgufTextLayer  # late: who only wants an engine needs no tokenizer library
 
     return GgufTextLayer(file)
 
 
-def load_engine(file: GgufFile, specification: LoadSpecification, progress: Progress) -> Generator[None, None, PicolmEngine]:
-    """Yield None at boundaries, return an engine that has passed its self-test. Raises `ModelRefused`."""
-    architecture = find_architecture(file)
-    shape = architecture.read_hyperparameters(file)
-    wanted = list(architecture.wanted(shape))
-    check_weights(file, wanted)
-    context = choose_context(shape, specification)
+def load_engine(
+    file: GgufFile, plan: LoadPlan, specification: LoadSpecification, progress: Progress
+) -> Generator[None, None, PicolmEngine]:
+    """Yield None at boundaries, return an engine that has passed its self-test. Raises `ModelRefused`.
+
+    The engine keeps nothing of the file: it may be replaced afterwards.
+    """
     _use_threads(specification.threads)
-    weights = yield from read_weights(file, wanted, lambda done: progress("weights", done))
+    weights = yield from read_weights(file, plan.wanted, lambda done: progress("weights", done))
     if file.changed():
         raise ModelRefused(
             f"{file.path} was replaced while it was loaded: load it again", code="source_changed", param=str(file.path)
         )
     elements = sum(weight.numel() for weight in weights.values())
     engine = PicolmEngine(
-        architecture.build(shape, weights),
-        context_max=context,
+        plan.architecture.build(plan.shape, weights),
+        context_max=plan.context,
         sequences_max=specification.sequences_max,
         parameters=elements,
         weight_bytes=elements * FLOAT_BYTES,

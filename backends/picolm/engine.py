@@ -65,8 +65,12 @@ class PicolmEngine:
         return self._cache.table.pages_free
 
     def open_sequence(self, sequence: int) -> None:
-        self._check_place()
+        if sequence not in self.sequences():
+            self._check_place()
         self._cache.table.open(sequence)
+
+    def sequences(self) -> list[int]:
+        return self._cache.table.sequences()
 
     def close_sequence(self, sequence: int) -> None:
         self._cache.table.close(sequence)
@@ -165,7 +169,7 @@ class PicolmEngine:
                 check_sampling(row.sampling, self.info.vocabulary_size)
 
     def _check_place(self) -> None:
-        if self._cache.table.sequences >= self.info.sequences_max:
+        if len(self.sequences()) >= self.info.sequences_max:
             raise DeviceFailed(
                 f"all {self.info.sequences_max} sequences that memory was admitted for are open", code="state_memory_exhausted"
             )

@@ -123,7 +123,7 @@ def _read_heads(metadata: Metadata, name: str, width: int) -> tuple[int, int, in
         raise _bad_value(key, f"{key} is missing and {width} elements do not divide into {heads} heads")
     head_size = get_int(metadata, key, width // heads or 1, 2, HEAD_SIZE_MAX)
     if head_size % 2:
-        raise _bad_value(key, f"heads have {head_size} elements, which is odd")
+        raise _bad_value(key, f"{key} gives heads of {head_size} elements, which is odd")
     key = f"{name}.attention.value_length"
     if get_int(metadata, key, head_size, 1, HEAD_SIZE_MAX) != head_size:
         raise _unsupported(key, "values of another length than keys are not supported")

@@ -48,12 +48,12 @@ class PageTable:
         self._lengths: dict[int, int] = {}
 
     @property
-    def sequences(self) -> int:
-        return len(self._pages)
-
-    @property
     def pages_free(self) -> int:
         return len(self._free)
+
+    def sequences(self) -> list[int]:
+        """The open ones, in the order in which they were opened."""
+        return list(self._pages)
 
     def length(self, sequence: int) -> int:
         """Committed positions. Raises `InvalidRequest` for an unknown sequence, as all methods but `close` do."""
@@ -64,8 +64,8 @@ class PageTable:
         return self._pages[self._known(sequence)]
 
     def open(self, sequence: int) -> None:
-        if sequence in self._pages:
-            raise InvalidRequest(f"the sequence {sequence} is open already", param="sequence")
+        """Give the sequence an empty list of pages; one that is open is emptied."""
+        self.close(sequence)
         self._pages[sequence] = []
         self._lengths[sequence] = 0
 
@@ -86,7 +86,8 @@ class PageTable:
     def fork(self, source: int, sequence: int, length: int) -> None:
         """Open `sequence` as the first `length` positions of `source`; no position is copied now."""
         self._check_length(source, length)
-        self.open(sequence)
+        if sequence in self._pages:
+            raise InvalidRequest(f"the sequence {sequence} is open already", param="sequence")
         shared = self._pages[source][: self._pages_for(length)]
         for page in shared:
             self._owners[page] += 1

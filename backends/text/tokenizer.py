@@ -58,11 +58,17 @@ class GgufTokenizer:
                 first = isinstance(piece, int)
         return ids
 
-    def add_special(self, ids: list[int]) -> list[int]:
-        """Put the begin and end tokens that the vocabulary asks for around the ids, unless they are there."""
+    def add_begin(self, ids: list[int]) -> list[int]:
+        """Put the begin token in front where the vocabulary asks for it, unless it is there."""
         vocabulary = self.vocabulary
         if vocabulary.add_bos and vocabulary.bos is not None and ids[:1] != [vocabulary.bos]:
-            ids = [vocabulary.bos, *ids]
+            return [vocabulary.bos, *ids]
+        return ids
+
+    def add_special(self, ids: list[int]) -> list[int]:
+        """The same with the end token behind, where the vocabulary asks for one."""
+        vocabulary = self.vocabulary
+        ids = self.add_begin(ids)
         if vocabulary.add_eos and vocabulary.eos is not None and ids[-1:] != [vocabulary.eos]:
             ids = [*ids, vocabulary.eos]
         return ids

@@ -66,9 +66,8 @@ class ToyEngine:
         self._states: dict[int, list[int]] = {}
         self.closed = False
 
-    @property
-    def open_sequences(self) -> list[int]:
-        return sorted(self._tokens)
+    def sequences(self) -> list[int]:
+        return list(self._tokens)
 
     def open_sequence(self, sequence: int) -> None:
         if sequence not in self._tokens and len(self._tokens) >= self.info.sequences_max:

@@ -74,8 +74,8 @@ class Batch(Generic[T]):
         self._sequences = itertools.count() if sequences is None else sequences
         self._members: dict[int, Member[T]] = {}
         self._roster: list[Member[T]] | None = None
-        self._to_close: list[int] = []
-        self._opened: set[int] = set()
+        self._stale = True
+        """Whether the device may hold states of nobody: at the start, since an earlier batch may have left some."""
         self._joined = self._finished = self._left = self._failed = 0
         self._steps = self._aborted = self._prefill_rows = self._decode_rows = self._largest_step = 0
 
@@ -107,23 +107,19 @@ class Batch(Generic[T]):
             self._failed += 1
         else:
             self._left += 1
-        self._close(member)
-
-    def _close(self, member: Member[T]) -> None:
-        if member.sequence in self._opened:
-            self._opened.discard(member.sequence)
-            self._to_close.append(member.sequence)
+        self._stale = True
 
     def plan(self, table: StepTable, *, steps_max: int) -> tuple[list[int], list[int]] | None:
         """Fill the table for a job of up to `steps_max` steps. None when there is nothing to do.
 
-        Returns the sequences that the device must close, and those that it must open, before the first step. A sequence of which
-        nothing was ever committed is opened anew.
+        Returns the sequences that the device must keep, closing all others, and those that it must open before the first step. A
+        sequence of which nothing was ever committed is opened anew. A job without members only closes.
         """
         assert self._roster is None, "one job at a time"
         roster = list(self._members.values())
-        if not roster and not self._to_close:
+        if not roster and not self._stale:
             return None
+        self._stale = False
         table.clear(steps_max=steps_max)
         for member in roster:
             needs_history = (
@@ -141,10 +137,9 @@ class Batch(Generic[T]):
                 prompt_length=len(member.prompt),
             )
         self._roster = roster
-        closing, self._to_close = self._to_close, []
+        keeping = [member.sequence for member in roster]
         opening = [member.sequence for member in roster if not member.evaluated]
-        self._opened.update(opening)
-        return closing, opening
+        return keeping, opening
 
     def commit(self, evaluated: Sequence[int], drawn: Sequence[int]) -> list[tuple[Member[T], int]]:
         """Apply one step: rows evaluated and token drawn (-1: none) for each member of the roster, in its order.
@@ -187,7 +182,7 @@ class Batch(Generic[T]):
         if self._members.pop(member.sequence, None) is not None:
             member.finished = True
             self._finished += 1
-            self._close(member)
+            self._stale = True
 
     def end_job(self, *, aborted: bool = False) -> None:
         """The job in flight has ended; what it committed stays. After an abort the rest of the members keep their exact state."""
@@ -195,13 +190,7 @@ class Batch(Generic[T]):
         self._roster = None
         if aborted:
             self._aborted += 1
-
-    def forget_states(self) -> list[int]:
-        """All sequences that the device still holds, for when the batch is given up. They are not closed by it any more."""
-        held = [*self._opened, *self._to_close]
-        self._opened.clear()
-        self._to_close.clear()
-        return held
+            self._stale = True
 
     def statistics(self) -> BatchStatistics:
         return BatchStatistics(

@@ -60,6 +60,9 @@ class StepEngine(Protocol):
         Raises `DeviceFailed` when there is no memory.
         """
 
+    def sequences(self) -> list[int]:
+        """The open ones."""
+
     def close_sequence(self, sequence: int) -> None:
         """Free the state; an unknown id is ignored."""
 

@@ -154,12 +154,13 @@ class Ref(Generic[Command]):
         """Send without an answer, or raise `InboxFull`. Synchronous. Raises `ActorGone`."""
         self._cell.post_nowait(Note(message, live, self._cell))
 
-    def control(self, message: Message, *, live: Any = None) -> bool:
+    def control(self, message: Message, *, live: Any = None, on_dropped: Callable[[], None] | None = None) -> bool:
         """Put a message on the control inbox, which is read first and is never full: for releases, cancels and completions.
 
-        False when the actor has gone, in which case there is nothing left to release. Synchronous, legal in `finally`.
+        False when the actor has gone. `on_dropped` is called if it ends, or crashes over this message, before it has handled it.
+        Synchronous, legal in `finally`.
         """
-        return self._cell.post_control(Note(message, live, self._cell))
+        return self._cell.post_control(Note(message, live, self._cell, on_dropped))
 
     async def stop(self) -> None:
         """End the actor and wait until it has ended. Blocks; idempotent."""

@@ -68,7 +68,7 @@ class Cell:
         self._scope = trio.CancelScope()
         self._nursery: trio.Nursery | None = None
         self._open = True
-        self._stopping = False
+        self._stop_asked = trio.Event()
         self._given_up = False
         self._ended = trio.Event()
         self._since = 0.0
@@ -114,7 +114,9 @@ class Cell:
             raise InboxFull(f"{self.name} has {self._inbox_max} messages waiting")
 
     def post_control(self, envelope: Envelope) -> bool:
-        if type(envelope.message) not in self._understands and type(envelope.message) is not Stop:
+        if type(envelope.message) is Stop:
+            return self.begin_stop()
+        if type(envelope.message) not in self._understands:
             self._refuse_unknown(envelope)
         if not self._open:
             return False
@@ -130,7 +132,7 @@ class Cell:
             self._given_up = True
             self._scope.cancel(reason="the caller gave up")
             return
-        self._abandoned += 1
+        self._count_left(envelope)
         if envelope in self._later:
             self._later.discard(envelope)
         elif envelope in self._waiting:
@@ -150,14 +152,27 @@ class Cell:
             else:
                 self._handled += 1
 
+    def _count_left(self, envelope: Envelope) -> None:
+        """Whoever asked has gone: because its time was over, or for reasons of its own."""
+        if envelope.deadline <= trio.current_time():
+            self._expired += 1
+        else:
+            self._abandoned += 1
+
     async def stop(self) -> None:
-        if not self._stopping:
-            self._stopping = True
-            self._open = False
-            self._control.append(Note(Stop(), None, self))
-            if self._receiver is not None:
-                self._wake()
+        self.begin_stop()
         await self._ended.wait()
+
+    def begin_stop(self) -> bool:
+        """Take nothing more, and end when what is on the control inbox has been handled. False when it has ended, or will."""
+        if self._stop_asked.is_set() or self._ended.is_set():
+            return False
+        self._stop_asked.set()
+        self._open = False
+        self._control.append(Note(Stop(), None, self))
+        if self._receiver is not None:
+            self._wake()
+        return True
 
     def _wake(self) -> None:
         receiver, self._receiver = self._receiver, None
@@ -195,27 +210,29 @@ class Cell:
         actor = self._factory()
         actor._cell = self
         self._actor = actor
+        self._system.on_instance(self.name, actor)
         self._understands = actor.understands
         self._inbox_max = actor.inbox_max
 
     async def run(self) -> None:
         """Keep an instance alive as the supervision says. Raises `ActorFailed` to escalate."""
+        crashed = False
         try:
-            while True:
+            while not self._stop_asked.is_set() or not crashed:
                 try:
+                    if crashed:
+                        self.prepare()
+                        self._restarts += 1
+                        self._open = True
                     await self._live()
-                except Exception as error:  # noqa: BLE001 - a crash is whatever the actor did not expect
-                    pause = self._decide_after_crash(error)
-                    if pause is None:
-                        return
-                    await trio.sleep(pause)
-                    if self._stopping:
-                        return
-                    self._restarts += 1
-                    self.prepare()
-                    self._open = True
-                else:
                     return
+                except Exception as error:  # noqa: BLE001 - a crash is whatever the actor, or its factory, did not expect
+                    crashed = True
+                    pause = self._decide_after_crash(error)
+                if pause is None:
+                    return
+                with trio.move_on_after(pause):
+                    await self._stop_asked.wait()
         finally:
             self._open = False
             if self.state != "failed":
@@ -236,8 +253,8 @@ class Cell:
             if pause is not None:
                 self.state = "restarting"
                 return pause
-        self.state = "failed"
         if self._supervision.strategy is Strategy.STOP:
+            self.state = "failed"
             return None
         raise ActorFailed(f"{self.name} crashed") from error
 
@@ -316,26 +333,38 @@ class Cell:
             try:
                 answer = await on_message(envelope.message)
             except TripowerError as error:
+                self.current = None
                 self._refused += 1
                 if not envelope.fail(error) and not envelope.asks:
                     log.warning("%s refused %s: %s", self.name, type(envelope.message).__name__, error)
-            except trio.Cancelled:
+            except (trio.Cancelled, BaseExceptionGroup):  # a handler with a nursery puts its `Cancelled` into a group
                 self._count_cancelled(scope, envelope)
                 raise
             else:
-                if answer is LATER and envelope.waiting:
-                    self._later.add(envelope)
+                self.current = None
+                if answer is LATER:
+                    self._keep(envelope)
                 else:
                     self._handled += 1
-                    if answer is not LATER and envelope.asks and not envelope.give(answer):
+                    if envelope.asks and not envelope.give(answer):
                         actor.on_undelivered(envelope.message, answer)
-            self.current = None
         return False
+
+    def _keep(self, envelope: Envelope) -> None:
+        """A handler wants to answer later, if it has not done so already, and if the caller has not left while it ran."""
+        if envelope.waiting:
+            self._later.add(envelope)
+        elif self._given_up:
+            self._count_left(envelope)
+            if envelope.on_abandon is not None:
+                envelope.on_abandon()
+        else:
+            self._handled += 1
 
     def _count_cancelled(self, scope: trio.CancelScope, envelope: Envelope) -> None:
         """A handler was cancelled: by its caller, by its deadline, or from outside (which `_answer_gone` will answer)."""
         if envelope.asks and not envelope.waiting:
-            self._abandoned += 1
+            self._count_left(envelope)
         elif scope.cancel_called and envelope.deadline <= trio.current_time():
             self._expired += 1
             envelope.fail(DeadlineExceeded(f"the deadline passed while {self.name} handled the request"))
@@ -358,6 +387,8 @@ class Cell:
         self._gone += len(left)
         for envelope in left:
             envelope.fail(ActorGone(f"{self.name} ended before it answered"))
+            if isinstance(envelope, Note) and envelope.on_dropped is not None:
+                envelope.on_dropped()
 
     # Introspection.
 

@@ -49,14 +49,16 @@ class Envelope(HandOff[Any]):
 class Note(Envelope):
     """A message that nobody waits for. As a hand-off it tells a sender that waited for room that there is some."""
 
-    __slots__ = ()
+    __slots__ = ("on_dropped",)
 
     asks = False
     deadline = math.inf
     on_abandon = None
 
-    def __init__(self, message: Message, live: Any, cell: Cell) -> None:
+    def __init__(self, message: Message, live: Any, cell: Cell, on_dropped: Callable[[], None] | None = None) -> None:
         self._task = None
         self._cell = cell
         self.message = message
         self.live = live
+        self.on_dropped = on_dropped
+        """Called once if the actor ends before it has handled the message. Synchronous, must not raise."""

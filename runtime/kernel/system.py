@@ -17,8 +17,12 @@ from tripower.runtime.kernel.supervision import Supervision
 class ActorSystem:
     """All actors of one runtime. Nothing here is global: two systems in one process know nothing of each other."""
 
-    def __init__(self, nursery: trio.Nursery) -> None:
+    def __init__(
+        self, nursery: trio.Nursery, on_instance: Callable[[str, Actor[Any]], None] = lambda name, actor: None
+    ) -> None:
         self._nursery = nursery
+        self.on_instance = on_instance
+        """Called with each new instance before it gets a message: where the simulation puts its faults."""
         self._cells: dict[str, Cell] = {}
 
     def spawn(self, factory: Callable[[], Actor[Any]], *, name: str, supervision: Supervision | None = None) -> Ref[Any]:
@@ -59,11 +63,13 @@ class ActorSystem:
 
 
 @asynccontextmanager
-async def open_actor_system() -> AsyncIterator[ActorSystem]:
+async def open_actor_system(
+    on_instance: Callable[[str, Actor[Any]], None] = lambda name, actor: None,
+) -> AsyncIterator[ActorSystem]:
     """A system for the length of the block; leaving it cancels every actor and waits for their `on_end`.
 
     An actor that escalates at the root ends the block with `ActorFailed` in an exception group.
     """
     async with trio.open_nursery() as nursery:
-        yield ActorSystem(nursery)
+        yield ActorSystem(nursery, on_instance)
         nursery.cancel_scope.cancel(reason="the actor system was closed")

@@ -140,7 +140,7 @@ def test_built_in_models_are_consistent() -> None:
         assert len({file.name for file in model.files}) == len(model.files)
         for part in model.parts:
             assert len(part.sha256) == 64
-            assert 0 < part.size
+            assert part.size > 0
             assert model.wheels[part.requirement] > 0
         for file in model.files:
             if len(file.parts) == 1:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tripower.backends.gguf.reader import open_gguf
-from tripower.backends.picolm.backend import load_engine
+from tripower.backends.picolm.backend import load_engine, plan_load
 from tripower.backends.picolm.engine import PicolmEngine
 from tripower.runtime.engine import LoadSpecification
 
@@ -67,8 +67,9 @@ def load_engine_now(path: Path, **changes: Any) -> PicolmEngine:
         "threads": 0,
         "prefill_chunk": 64,
     }
+    specification = LoadSpecification(**(settings | changes))
     with open_gguf(path) as file:
-        loading = load_engine(file, LoadSpecification(**(settings | changes)), lambda stage, done: None)
+        loading = load_engine(file, plan_load(file, specification), specification, lambda stage, done: None)
         while True:
             try:
                 next(loading)
@@ -117,7 +118,10 @@ def _write(
     if architecture == "gemma3":
         keys[f"{name}.attention.sliding_window"] = window
     random = np.random.default_rng(seed)
-    arrays: dict[str, Any] = {"token_embd.weight": random.standard_normal((vocabulary, width)), "output_norm.weight": _gains(width)}
+    arrays: dict[str, Any] = {
+        "token_embd.weight": random.standard_normal((vocabulary, width)),
+        "output_norm.weight": _gains(width),
+    }
     if not tied:
         arrays["output.weight"] = random.standard_normal((vocabulary, width))
     if rope_factors:
@@ -148,7 +152,9 @@ def _gains(size: int) -> Any:
     return 1.0 + 0.2 * np.sin(np.arange(size))
 
 
-def _save(path: Path, architecture: str, keys: dict[str, Any], arrays: dict[str, Any], drop: tuple[str, ...], kind: str) -> None:
+def _save(
+    path: Path, architecture: str, keys: dict[str, Any], arrays: dict[str, Any], drop: tuple[str, ...], kind: str
+) -> None:
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in keys.items():
         match value:

@@ -125,22 +125,12 @@ def test_a_flag_cannot_slip_past_a_rule_and_only_the_winner_is_judged(tmp_path: 
 
 
 def test_all_violations_are_reported_together(tmp_path: Path) -> None:
-    toml = "\n".join(
-        (
-            "[server]",
-            "port = -1",
-            "max_body_bytes = 1",
-            "drain_timeout_s = nan",
-            "hots = 'x'",
-            "[engine]",
-            "threads = true",
-            "context = 1.5",
-            "[scheduler]",
-            "batch_members = 257",
-            "[nonsense]",
-            "a = 1",
-        )
-    )
+    toml = """
+        nonsense.a = 1
+        server = {port = -1, max_body_bytes = 1, drain_timeout_s = nan, hots = "x"}
+        engine = {threads = true, context = 1.5}
+        scheduler = {batch_members = 257}
+    """
     environment = {"TRIPOWER_SCHEDULER__WAITING": "", "TRIPOWER_SERVER__PROT": "80"}
     assert sorted(refused(tmp_path, toml, environment, {"server.host": ""})) == [
         "TRIPOWER_SERVER__PROT",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import logging
+import os
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tripower.runtime.kernel.errors import InvalidRequest, NotFound
-from tripower.runtime.store import Manifest, Store, StoreDenied, StoredFile, StoreFull, durable, home_directory
+from tripower.runtime.store import Manifest, Store, StoreDenied, StoredFile, StoreFull, home_directory
 from tripower.runtime.store.manifest import FILES_MAX, decode_manifest, encode_manifest, manifest_file_name
 
 NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zs"], exclude_characters="=\x7f"), min_size=1, max_size=60)
@@ -233,7 +234,7 @@ def test_a_full_disk_while_publishing_leaves_the_old_state(store: Store, monkeyp
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(durable.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StoreFull, match=r"tripower rm NAME.*TRIPOWER_HOME") as error:
         put(store, "b", b"y")
     assert error.value.status == 507

@@ -1,0 +1,72 @@
+"""What must hold after every run, whatever went wrong in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tripower.actors.device import DeviceStatistics
+from tripower.actors.model_queue import QueueStatistics
+from tripower.actors.simulation.scenario import Caller
+from tripower.backends.toy import ToyEngine
+from tripower.backends.toy.engine import END, absorb, draw, draw_key
+from tripower.runtime.engine import SamplingParameters
+from tripower.runtime.kernel import ActorStatistics
+
+
+def expected_tokens(caller: Caller) -> list[int]:
+    """What a toy alone answers: the streamed tokens, without the end token."""
+    key = draw_key(SamplingParameters(temperature=caller.temperature, seed=caller.seed))
+    state = 0
+    for token in caller.prompt.encode():
+        state = absorb(state, token)
+    tokens: list[int] = []
+    while len(tokens) < caller.max_tokens:
+        token = draw(state, key)
+        if token == END and not caller.ignore_eos:
+            break
+        tokens.append(token)
+        state = absorb(state, token)
+    return tokens
+
+
+def check_answer(caller: Caller, tokens: list[int], *, complete: bool) -> Iterator[str]:
+    """Every token is the one that the caller would have got alone; none is missing in front, none is doubled."""
+    expected = expected_tokens(caller)
+    if complete and tokens != expected:
+        yield f"caller {caller.number} completed with {tokens} instead of {expected}"
+    elif tokens != expected[: len(tokens)]:
+        yield f"caller {caller.number} got {tokens}, which is no beginning of {expected}"
+
+
+def check_quiet(actors: Sequence[ActorStatistics], engines: Sequence[ToyEngine]) -> Iterator[str]:
+    """Nobody asks any more: nothing is queued, held or running, and all counters add up."""
+    for actor in actors:
+        yield from _check_actor(actor)
+        if isinstance(actor.details, QueueStatistics):
+            yield from _check_queue(actor.details)
+        if isinstance(actor.details, DeviceStatistics) and (actor.details.jobs or actor.details.state != "idle"):
+            yield f"{actor.name} is {actor.details.state} with {actor.details.jobs} jobs"
+    for engine in engines:
+        if engine.sequences():
+            yield f"an engine holds {engine.sequences()} although nobody asks"
+
+
+def _check_actor(actor: ActorStatistics) -> Iterator[str]:
+    if actor.inbox or actor.waiting or actor.control or actor.pending:
+        yield f"{actor.name} still has messages: {actor}"
+    ended = actor.handled + actor.refused + actor.expired + actor.abandoned + actor.gone
+    if actor.received != ended:
+        yield f"{actor.name} received {actor.received} messages and ended {ended}"
+
+
+def _check_queue(queue: QueueStatistics) -> Iterator[str]:
+    ends = queue.completed + queue.refused + queue.cancelled + queue.expired + queue.failed
+    if queue.live or queue.arrivals != ends:
+        yield f"{queue.model}: {queue.arrivals} arrivals, {ends} ends, {queue.live} live"
+    gate, batch = queue.gate, queue.batch
+    if gate.active or gate.waiting or batch.members or queue.step_running:
+        yield f"{queue.model} holds permits or rows: {gate} {batch}"
+    if gate.arrivals != gate.admitted + gate.rejections + gate.cancelled_waiters + gate.expirations:
+        yield f"the gate's counters do not add up: {gate}"
+    if batch.joined != batch.finished + batch.left + batch.failed or batch.joined != gate.admitted:
+        yield f"the batch's counters do not add up: {batch} {gate}"

@@ -1,0 +1,190 @@
+"""tripower inside a program that already runs Trio: no listener, no signal handler, nothing global.
+
+    async with tripower.open_runtime(models=["smollm2"]) as runtime:
+        async for event in runtime.chat("smollm2", [{"role": "user", "content": "Hello!"}]):
+            print(event.text, end="")
+
+It is the runtime that the HTTP service stands on, with ordinary Trio cancellation in place of headers and disconnects: whatever is
+cancelled frees its seat at the next step. Two runtimes in one process share nothing but the devices' threads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypedDict, Unpack
+
+import msgspec
+import trio
+
+from tripower.actors.dialogue import GenerationRequest, SamplingChoices
+from tripower.actors.generation import Generation
+from tripower.actors.model_registry import ModelCard
+from tripower.actors.runtime import Health, Runtime, RuntimePlan, open_actors
+from tripower.api.plan import find_any, find_source, make_plan
+from tripower.runtime.configuration import Configuration, check_configuration
+from tripower.runtime.engine import ChatMessage, Progress
+from tripower.runtime.kernel import NEVER, ActorStatistics, InvalidRequest, deadline_after
+from tripower.runtime.store import Store
+
+SEED_MAX = 2**64
+
+
+class GenerationOptions(TypedDict, total=False):
+    """What `chat` and `complete` understand. What is absent or None takes the model's recommendation, else OpenAI's default."""
+
+    max_tokens: int | None
+    """Absent: the room left in the context for a conversation, 16 for a plain prompt. 0 evaluates the prompt only."""
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repeat_penalty: float | None
+    repeat_last_n: int | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float]
+    seed: int | None
+    """From 0 to 2**64 - 1; absent: a random one, which `Generation.seed` tells."""
+    stop: str | Sequence[str]
+    ignore_eos: bool
+    deadline: float
+    """Absolute, on Trio's clock. It bounds loading, waiting and generating."""
+    timeout: float | None
+    """The same in seconds from the call on; the earlier one counts."""
+
+
+class EmbeddedRuntime:
+    """What `open_runtime` gives. All methods are for the Trio loop that opened it."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        """The whole runtime, as the HTTP service uses it."""
+
+    def chat(
+        self, model: str, messages: Iterable[ChatMessage | Mapping[str, Any]], **options: Unpack[GenerationOptions]
+    ) -> Generation:
+        """The answer to a conversation; nothing happens before it is entered or iterated over.
+
+        Raises `InvalidRequest` for messages or options that make no sense. See `Generation` for what can be raised later.
+        """
+        return self._generate(model, options, messages=_messages(messages))
+
+    def complete(self, model: str, prompt: str | Sequence[int], **options: Unpack[GenerationOptions]) -> Generation:
+        """The continuation of a text, or of token ids. Otherwise like `chat`."""
+        return self._generate(model, options, prompt=prompt if isinstance(prompt, str) else tuple(prompt))
+
+    def _generate(self, model: str, options: GenerationOptions, **what: Any) -> Generation:
+        given: dict[str, Any] = dict(options)
+        deadline = min(given.pop("deadline", NEVER), deadline_after(given.pop("timeout", None)))
+        if math.isnan(deadline):
+            raise InvalidRequest("a deadline is a number of seconds", param="deadline")
+        return self.runtime.generate(make_request(model, given, **what), deadline=deadline)
+
+    async def load(
+        self, model: str, *, deadline: float = NEVER, timeout: float | None = None, progress: Progress | None = None
+    ) -> ModelCard:
+        """Wait until a model is resident; many may ask, it is loaded once. Blocks.
+
+        `progress` is called with a stage and the fraction done, on the thread that loads. Raises `NotFound` with the command that
+        fetches the model, `ModelRefused` when its file cannot be used, `DeadlineExceeded`.
+        """
+        await self.runtime.load(model, deadline=min(deadline, deadline_after(timeout)), progress=progress)
+        return next(card for card in await self.models() if card.name == model)
+
+    async def models(self) -> Sequence[ModelCard]:
+        """What was named or asked for so far, and its state."""
+        return await self.runtime.models()
+
+    def health(self) -> Health:
+        """`ok`, `loading` or `failing`, and why. Synchronous."""
+        return self.runtime.health()
+
+    def statistics(self) -> list[ActorStatistics]:
+        """Every actor, parents before children. Synchronous."""
+        return self.runtime.statistics()
+
+
+@asynccontextmanager
+async def open_runtime(
+    configuration: Configuration | None = None,
+    *,
+    models: Iterable[str] = (),
+    store: Store | None = None,
+    progress: Progress | None = None,
+) -> AsyncIterator[EmbeddedRuntime]:
+    """A runtime for the length of the block; leaving it ends everything in order, also when cancelled.
+
+    `configuration` is taken as it is: no file and no environment is read. Models named here or there are loaded before the block
+    begins, and `progress` is told (see `EmbeddedRuntime.load`); others load when they are first asked for. A reference is what
+    `tripower run` understands, but nothing is fetched: what is not on this machine raises `NotFound` with the command that pulls it.
+    Raises `InvalidConfiguration`, `InvalidRequest`, `NotFound` and `ModelRefused` before anything has been started or, after a failed
+    load, after everything has ended again.
+    """
+    configuration = check_configuration(Configuration() if configuration is None else configuration)
+    references = tuple(dict.fromkeys([*configuration.models, *models]))
+    store = store or Store()
+    plan = await trio.to_thread.run_sync(_plan, configuration, references, store)
+    async with open_planned(plan) as runtime:
+        for source in plan.sources:
+            await runtime.load(source.name, progress=progress)
+        yield EmbeddedRuntime(runtime)
+
+
+def _plan(configuration: Configuration, references: Sequence[str], store: Store) -> RuntimePlan:
+    sources = [find_source(reference, store) for reference in references]
+    return make_plan(configuration, sources, find_model=find_any(store))
+
+
+@asynccontextmanager
+async def open_planned(plan: RuntimePlan) -> AsyncIterator[Runtime]:
+    """`open_actors` that lets the block's own exception through as it is, rather than in an exception group."""
+    error: BaseException | None = None
+    try:
+        async with open_actors(plan) as runtime:
+            try:
+                yield runtime
+            except BaseException as caught:  # noqa: BLE001 - every one, to be raised again below
+                error = caught  # the actors end as after a block without an error
+    except BaseExceptionGroup as group:
+        _, others = group.split(trio.Cancelled)
+        if others is not None or error is None:
+            raise
+    if error is not None:
+        raise error
+
+
+def _messages(messages: Iterable[ChatMessage | Mapping[str, Any]]) -> tuple[ChatMessage, ...]:
+    try:
+        return tuple(
+            message if isinstance(message, ChatMessage) else msgspec.convert(dict(message), ChatMessage) for message in messages
+        )
+    except (msgspec.ValidationError, TypeError, ValueError) as error:
+        raise InvalidRequest(f"a message is a role and a content: {error}", param="messages") from error
+
+
+def make_request(
+    model: str,
+    options: Mapping[str, Any],
+    *,
+    messages: tuple[ChatMessage, ...] | None = None,
+    prompt: str | tuple[int, ...] | None = None,
+) -> GenerationRequest:
+    """The request that these options stand for. Raises `InvalidRequest` naming the option that is unknown or of the wrong type."""
+    sampling = set(SamplingChoices.__struct_fields__)
+    given = {name: value for name, value in options.items() if value is not None}
+    if isinstance(given.get("stop"), str):
+        given["stop"] = (given["stop"],)
+    if isinstance(given.get("logit_bias"), Mapping):
+        given["logit_bias"] = tuple(given["logit_bias"].items())
+    fields = {name: value for name, value in given.items() if name not in sampling}
+    fields["sampling"] = {name: value for name, value in given.items() if name in sampling}
+    try:
+        request = msgspec.convert(fields | {"model": model, "messages": messages, "prompt": prompt}, GenerationRequest)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"an option cannot be used: {error}") from error
+    seed = request.sampling.seed
+    if seed is not None and not 0 <= seed < SEED_MAX:
+        raise InvalidRequest(f"a seed is from 0 to 2**64 - 1, not {seed}", param="seed")
+    return request

@@ -1,0 +1,124 @@
+"""From bytes to a checked request, with the field named in every refusal.
+
+The usual request is decoded once, into structs that know every field of it. Only when that fails does anything slower happen: telling
+unknown fields from faulty ones, or finding the place of a number or a character that JSON does not allow.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from tripower.api.http.fields import refuse_unknown, review
+from tripower.runtime.kernel import InvalidRequest
+
+Request = TypeVar("Request")
+
+DIAGNOSED_BYTES_MAX = 1 << 20
+"""A longer body that is no JSON is refused without its place."""
+_PLACE = re.compile(r"^(?P<fault>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*)`)?$", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(?P<name>.+)`")
+
+
+class RequestDecoder(Generic[Request]):
+    """Decodes one kind of request. `exact` is a subclass of `kind` that forbids unknown fields, on every level."""
+
+    def __init__(self, kind: type[Request], exact: type[Request]) -> None:
+        self._exact = msgspec.json.Decoder(exact)
+        self._lenient = msgspec.json.Decoder(kind)
+        self._honoured = frozenset(field.encode_name for field in msgspec.structs.fields(kind))  # type: ignore[type-var]
+
+    def decode(self, body: bytes, *, strict: bool) -> tuple[Request, tuple[str, ...]]:
+        """The request and the names of its unknown fields. Raises `InvalidRequest`; synchronous."""
+        try:
+            return self._exact.decode(body), ()
+        except msgspec.ValidationError:
+            return self._decode_leniently(body, strict=strict)
+        except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+            raise _not_json(body) from error
+
+    def _decode_leniently(self, body: bytes, *, strict: bool) -> tuple[Request, tuple[str, ...]]:
+        try:
+            request = self._lenient.decode(body)
+            plain = msgspec.json.decode(body)
+        except msgspec.ValidationError as error:
+            raise named(str(error)) from error
+        except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+            raise _not_json(body) from error
+        unknown = review(plain, self._honoured)
+        if strict and unknown:
+            raise refuse_unknown(unknown)
+        return request, unknown
+
+
+def named(fault: str) -> InvalidRequest:
+    """The refusal for one of msgspec's messages. They tell the place and the type, never the value."""
+    match = _PLACE.match(fault)
+    assert match is not None, "the pattern matches everything"
+    fault, path = match["fault"].replace("`", ""), (match["path"] or "").removeprefix(".")
+    if missing := _MISSING.match(match["fault"]):
+        path = f"{path}.{missing['name']}".removeprefix(".")
+        return InvalidRequest(f"{path} is missing", param=path)
+    fault = fault[:1].lower() + fault[1:]
+    return InvalidRequest(f"{path}: {fault}" if path else f"the body is not as it should be: {fault}", param=path or None)
+
+
+class _NotFinite:
+    """Stands for NaN and the infinities while their place is looked for."""
+
+
+_NOT_FINITE = _NotFinite()
+
+
+def _not_json(body: bytes) -> InvalidRequest:
+    """What is wrong with a body that cannot be decoded."""
+    if len(body) <= DIAGNOSED_BYTES_MAX:
+        try:
+            # Bytes that are no UTF-8 become lone surrogates here, so that one search finds both.
+            plain = json.loads(body.decode("utf-8", "surrogateescape"), parse_constant=lambda name: _NOT_FINITE)
+        except (ValueError, RecursionError):
+            plain = None
+        for path, value in _leaves(plain):
+            if value is _NOT_FINITE:
+                return InvalidRequest(f"{path}: NaN and Infinity are no numbers in JSON", param=path)
+            if isinstance(value, str) and not _is_unicode(value):
+                return InvalidRequest(f"{path}: half a character is no text", code="invalid_unicode", param=path)
+    if not _is_utf8(body):
+        return InvalidRequest("the body is not UTF-8", code="invalid_unicode")
+    return InvalidRequest("the body is not valid JSON, or nested too deeply", code="invalid_json")
+
+
+def _leaves(plain: Any) -> Iterator[tuple[str, Any]]:
+    """Every scalar of decoded JSON and every key, with its path. Without recursion: the nesting is the client's choice."""
+    stack: list[tuple[str, Any]] = [("", plain)]
+    while stack:
+        path, value = stack.pop()
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                clean = key.encode(errors="replace").decode()[:64]
+                yield f"{path}.{clean}".removeprefix("."), key
+                stack.append((f"{path}.{clean}".removeprefix("."), inner))
+        elif isinstance(value, list):
+            stack.extend((f"{path}[{index}]", inner) for index, inner in enumerate(value))
+        else:
+            yield path, value
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_utf8(body: bytes) -> bool:
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,0 +1,170 @@
+"""One HTTP request on its way through: who asks, what has been answered, how it ended.
+
+Made by the outermost middleware, kept in the ASGI scope, used by every endpoint. It writes the answer itself, so that no layer has to
+wrap `send` to learn the status.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Self
+
+import trio
+
+from tripower.runtime.kernel import NEVER, DeadlineExceeded, InvalidRequest, TripowerError
+
+EXCHANGE = "tripower.exchange"
+"""Key of the exchange in the ASGI scope."""
+JSON = b"application/json"
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+CLIENT_LEFT = 499
+"""The status, for logs and figures only, of a request whose client left before an answer began."""
+
+Header = tuple[bytes, bytes]
+
+
+class Exchange:
+    """A request and its answer."""
+
+    def __init__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.began = trio.current_time()
+        self.request_id = self._request_id()
+        self.route = ""
+        """The template of the route that matched; empty when none did."""
+        self.status = 0
+        """0 while no answer has begun."""
+        self.end = ""
+        """`stop`, `length`, an error's code, `disconnect` or `shutdown`; empty for plain answers."""
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
+        self.ignored: tuple[str, ...] = ()
+        """Fields of the request that had no effect."""
+        self._receive, self._send = receive, send
+        self._interruptible: Interruptible | None = None
+        self._interruption: TripowerError | None = None
+
+    # The request.
+
+    async def body(self, bytes_max: int) -> bytes:
+        """The whole body. Raises `InvalidRequest` (413) before it is read if it is declared too long, else at the first byte too many."""
+        declared = self.headers.get(b"content-length")
+        if declared is not None and int(declared) > bytes_max:
+            raise _too_large(bytes_max)
+        pieces, size = [], 0
+        while True:
+            message = await self._receive()
+            piece = message.get("body", b"")
+            size += len(piece)
+            if size > bytes_max:
+                raise _too_large(bytes_max)
+            pieces.append(piece)
+            if not message.get("more_body", False):
+                return b"".join(pieces)
+
+    def milliseconds_header(self, name: bytes) -> float | None:
+        """A header that holds a positive whole number of milliseconds, in seconds. Raises `InvalidRequest`."""
+        text = self.headers.get(name)
+        if text is None:
+            return None
+        if not (text.isdigit() and len(text) <= 15 and int(text) > 0):
+            raise InvalidRequest(f"{name.decode()} is a whole number of milliseconds, at least 1", param=name.decode())
+        return int(text) / 1000
+
+    def deadline(self, seconds_max: float) -> float:
+        """When the request must be over, counted from its arrival: by its header, at most `seconds_max`; else never."""
+        seconds = self.milliseconds_header(b"x-tripower-deadline-ms")
+        return NEVER if seconds is None else self.began + min(seconds, seconds_max)
+
+    # The answer.
+
+    @property
+    def started(self) -> bool:
+        """Whether the head of the answer is out, so that its status stands."""
+        return self.status != 0
+
+    async def answer(self, status: int, body: bytes, *, content_type: bytes = JSON, headers: Iterable[Header] = ()) -> None:
+        """Send a whole answer. Blocks while the client does not take it."""
+        await self._start(status, [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *headers])
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def start_stream(self, headers: Iterable[Header]) -> None:
+        """Send the head of an answer whose length nobody knows yet."""
+        await self._start(200, list(headers))
+
+    async def write(self, data: bytes, *, last: bool = False) -> None:
+        """Send a piece of a started answer. Blocks while the client does not take it."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+
+    async def _start(self, status: int, headers: list[Header]) -> None:
+        self.status = status
+        headers.append((b"x-request-id", self.request_id))
+        if self.ignored:
+            headers.append((b"x-tripower-ignored", _listed(self.ignored)))
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    # The end.
+
+    def interruptible(self, deadline: float) -> Interruptible:
+        """A block that ends at `deadline`, or at `interrupt`, with the error that says so."""
+        return Interruptible(self, deadline)
+
+    def interrupt(self, error: TripowerError) -> None:
+        """End what runs for this request with an error. Synchronous; without effect on an answer that is complete."""
+        self._interruption = self._interruption or error
+        if self._interruptible is not None:
+            self._interruptible.scope.cancel(reason=error.code)
+
+    def _request_id(self) -> bytes:
+        given = self.headers.get(b"x-request-id")
+        if given is not None and REQUEST_ID.fullmatch(given):
+            return given
+        return secrets.token_hex(16).encode()
+
+
+class Interruptible:
+    """The part of a request that waits for a model. Leaving it raises what interrupted it; outer cancellations pass."""
+
+    __slots__ = ("_exchange", "scope")
+
+    def __init__(self, exchange: Exchange, deadline: float) -> None:
+        self._exchange = exchange
+        self.scope = trio.CancelScope(deadline=deadline)
+
+    def __enter__(self) -> Self:
+        exchange = self._exchange
+        exchange._interruptible = self
+        if exchange._interruption is not None:
+            self.scope.cancel(reason=exchange._interruption.code)
+        self.scope.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        exchange = self._exchange
+        exchange._interruptible = None
+        caught = self.scope.__exit__(kind, error, traceback)
+        if not self.scope.cancelled_caught:
+            return caught
+        raise exchange._interruption or DeadlineExceeded("the deadline passed before the answer was complete")
+
+
+def _too_large(bytes_max: int) -> InvalidRequest:
+    return InvalidRequest(f"the body is longer than {bytes_max} bytes", code="request_too_large", status=413)
+
+
+LISTED_MAX = 20
+
+
+def _listed(names: tuple[str, ...]) -> bytes:
+    """Names for a header: as many as fit, anything but plain characters replaced."""
+    shown = [re.sub(r"[^A-Za-z0-9_.\[\]-]", "?", name[:64]) for name in names[:LISTED_MAX]]
+    if len(names) > LISTED_MAX:
+        shown.append(f"and-{len(names) - LISTED_MAX}-more")
+    return ",".join(shown).encode()

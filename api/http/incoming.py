@@ -1,0 +1,85 @@
+"""What arrives of one request: the ASGI `receive` of its application."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from tripower.runtime.kernel import TripowerError
+
+if TYPE_CHECKING:
+    from tripower.api.http.connection import Connection
+
+UNREAD_BYTES_MAX = 1 << 20
+"""Body bytes that may wait for the application; beyond that, reading from the client pauses."""
+
+
+class BodyTimeout(TripowerError):
+    """The body did not arrive in time."""
+
+    code = "request_timeout"
+    status = 408
+    kind = "invalid_request_error"
+
+
+class Incoming:
+    """One writer, the connection, and one reader, the application."""
+
+    __slots__ = ("_arrived", "_connection", "_failed", "_messages", "_read", "_unread")
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._messages: deque[dict[str, Any]] = deque()
+        self._unread = 0
+        self._failed = False
+        self._arrived: trio.Event | None = None
+        self._read: trio.Event | None = None
+
+    async def put(self, message: dict[str, Any]) -> None:
+        """Take one ASGI message. Blocks while the application is behind with reading."""
+        self._messages.append(message)
+        if message["type"] == "http.request":
+            self._unread += len(message["body"])
+            if not message["more_body"]:
+                self._connection.body_complete()
+        else:
+            self._unread = 0
+            self._wake_writer()
+        self._wake_reader()
+        while self._unread > UNREAD_BYTES_MAX:
+            self._read = trio.Event()
+            await self._read.wait()
+
+    async def receive(self) -> dict[str, Any]:
+        """The next ASGI message. Blocks until there is one. Raises `BodyTimeout`."""
+        if self._connection.protocol.connection.they_are_waiting_for_100_continue:
+            await self._connection.protocol.send_continue()
+            await self._connection.flush()
+        while not self._messages:
+            if self._failed:
+                raise BodyTimeout("the request's body did not arrive in time")
+            self._arrived = trio.Event()
+            await self._arrived.wait()
+        message = self._messages.popleft()
+        if body := message.get("body"):
+            self._unread -= len(body)
+            if self._unread <= UNREAD_BYTES_MAX:
+                self._wake_writer()
+        return message
+
+    def fail_body(self) -> None:
+        """The body is late: the next `receive` that would wait raises."""
+        self._failed = True
+        self._wake_reader()
+
+    def _wake_reader(self) -> None:
+        if self._arrived is not None:
+            self._arrived.set()
+            self._arrived = None
+
+    def _wake_writer(self) -> None:
+        if self._read is not None:
+            self._read.set()
+            self._read = None

@@ -1,0 +1,144 @@
+"""The layers around every route, outermost first: `Exchanges`, `ErrorBodies`, `HostGuard`. Plain ASGI callables."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from typing import Any
+
+import trio
+from starlette.exceptions import HTTPException
+
+from tripower.api.http.errors import error_body, error_headers, internal_error
+from tripower.api.http.exchange import CLIENT_LEFT, EXCHANGE, Exchange, Header
+from tripower.api.http.figures import UNMATCHED, Figures
+from tripower.runtime.configuration import ServerSettings
+from tripower.runtime.kernel import TripowerError
+
+log = logging.getLogger("tripower.http")
+
+
+class Exchanges:
+    """Gives each request its id and its `Exchange`; when it is over, counts it and writes its one log line, without any prompt."""
+
+    def __init__(self, app: Any, figures: Figures) -> None:
+        self._app = app
+        self._figures = figures
+        self.active: set[Exchange] = set()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        exchange = Exchange(scope, receive, send)
+        scope[EXCHANGE] = exchange
+        self.active.add(exchange)
+        try:
+            await self._app(scope, receive, send)
+        except trio.Cancelled:
+            exchange.end = "disconnect" if _client_left(scope) else "shutdown"
+            raise
+        finally:
+            self.active.discard(exchange)
+            route = scope.get("route")
+            exchange.route = route.path if route is not None else UNMATCHED
+            self._finish(exchange)
+
+    def _finish(self, exchange: Exchange) -> None:
+        left = exchange.end == "disconnect"
+        status = exchange.status or (CLIENT_LEFT if left else 500)
+        seconds = trio.current_time() - exchange.began
+        self._figures.count_answer(exchange.method, exchange.route, status, seconds, left=left)
+        if log.isEnabledFor(logging.INFO):
+            log.info(
+                "%s %s %d %.1f ms, %d+%d tokens, id %s%s%s",
+                exchange.method,
+                exchange.route,
+                status,
+                1000 * seconds,
+                exchange.prompt_tokens,
+                exchange.completion_tokens,
+                exchange.request_id.decode(),
+                f", {exchange.end}" if exchange.end else "",
+                f", ignored {', '.join(exchange.ignored[:20])}" if exchange.ignored else "",
+            )
+
+
+def _client_left(scope: Any) -> bool:
+    incoming = scope.get("extensions", {}).get("tripower.incoming")
+    return incoming is not None and incoming.client_left
+
+
+class ErrorBodies:
+    """Turns every error into an answer, as long as none has begun."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        exchange: Exchange = scope[EXCHANGE]
+        try:
+            await self._app(scope, receive, send)
+        except TripowerError as error:
+            await self._answer(exchange, error)
+        except HTTPException as refused:  # from the router: a known path, another verb
+            error = TripowerError(
+                f"{exchange.method} is not possible here", code="method_not_allowed", status=refused.status_code,
+                kind="invalid_request_error",
+            )  # fmt: skip
+            allowed = [(name.lower().encode(), value.encode()) for name, value in (refused.headers or {}).items()]
+            await self._answer(exchange, error, allowed)
+        except Exception:
+            log.exception("request %s failed", exchange.request_id.decode())
+            await self._answer(exchange, internal_error(exchange.request_id))
+
+    async def _answer(self, exchange: Exchange, error: TripowerError, headers: list[Header] | None = None) -> None:
+        exchange.end = error.code
+        if not exchange.started:
+            await exchange.answer(error.status, error_body(error), headers=[*error_headers(error), *(headers or ())])
+
+
+class HostGuard:
+    """On a loopback address, answers only to names of this machine.
+
+    A web page can make a browser ask a local server under a name of the attacker's, but cannot change the Host header that the
+    browser sends. Clients that send none are no browsers.
+    """
+
+    def __init__(self, app: Any, settings: ServerSettings) -> None:
+        self._app = app
+        self._allowed = {host.lower().rstrip(".") for host in (*settings.allowed_hosts, settings.host)}
+        self._guards = is_loopback(settings.host)
+        self._known: set[bytes] = set()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if self._guards:
+            host = scope[EXCHANGE].headers.get(b"host")
+            if host is not None and host not in self._known:
+                self._check(host)
+        await self._app(scope, receive, send)
+
+    def _check(self, host: bytes) -> None:
+        name = host_name(host.decode("latin-1"))
+        if not (name in self._allowed or is_loopback(name)):
+            raise TripowerError(
+                "this server answers only under a name of this machine: use localhost, or add the name to server.allowed_hosts",
+                code="host_not_allowed", status=403, kind="permission_error",
+            )  # fmt: skip
+        if len(self._known) < 64:
+            self._known.add(host)
+
+
+def host_name(host: str) -> str:
+    """A Host header without its port and brackets, in lower case."""
+    host = host.strip().lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].rstrip(".")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address can only mean this machine."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,100 @@
+"""The text layer of a GGUF model: its tokenizer, its chat template, its end tokens and what it recommends for sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tripower.backends.gguf.metadata import Metadata, get_float, get_int, get_string, require_int, require_string
+from tripower.backends.gguf.reader import GgufFile
+from tripower.backends.text.literal_text import LiteralText
+from tripower.backends.text.template import ChatTemplate
+from tripower.backends.text.tokenizer import GgufTokenizer
+from tripower.runtime.engine.contract import ChatMessage
+from tripower.runtime.engine.sampling_parameters import SamplingParameters
+from tripower.runtime.kernel.errors import InvalidRequest
+
+TEMPLATE_KEY = "tokenizer.chat_template"
+CONTEXT_MAX = 2**31 - 1
+TEMPERATURE_MAX = 100.0
+PENALTY_MAX = 100.0
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+
+
+class GgufTextLayer:
+    """Implements `runtime.engine.contract.TextLayer`. Holds no reference to the file. Safe to use from any thread.
+
+    `chat_template` replaces the file's own. Building takes a second or two for a large SentencePiece vocabulary and raises
+    `ModelRefused`, naming the key; a broken chat template does not refuse the model, it fails each chat.
+    """
+
+    def __init__(self, file: GgufFile, *, chat_template: str | None = None) -> None:
+        metadata = file.metadata
+        architecture = require_string(metadata, "general.architecture")
+        self.context_hint = require_int(metadata, f"{architecture}.context_length", 1, CONTEXT_MAX)
+        self.recommended = recommended_sampling(metadata)
+        self.tokenizer = GgufTokenizer(metadata)
+        self.end_tokens = self.tokenizer.vocabulary.end_tokens
+        source = chat_template if chat_template is not None else get_string(metadata, TEMPLATE_KEY, "")
+        self._template = ChatTemplate(source) if source else None
+        self.has_chat_template = self._template is not None
+        self._special_texts = _special_texts(self.tokenizer)
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Token ids, linear in the length of the text; see `GgufTokenizer.tokenize`."""
+        return self.tokenizer.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    def render_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """Token ids of a conversation that waits for the assistant, with the begin token exactly once.
+
+        Text of the template is recognised as control tokens, text of messages never. Raises `InvalidRequest`:
+        `chat_template_missing`, `template_failed`, `template_budget_exceeded`, `invalid_value` for an unknown role.
+        """
+        if self._template is None:
+            raise InvalidRequest(
+                "this model has no chat template: use /v1/completions, or load the model with a template",
+                code="chat_template_missing",
+                param="messages",
+            )
+        literal = LiteralText(messages, self.tokenizer.control_texts)
+        marked = [_as_variables(message, literal) for message in messages]
+        text = self._template.render(marked, special_texts=self._special_texts)
+        parts = self.tokenizer.control_texts.split(text)
+        ids = self.tokenizer.tokenize_parts(part if isinstance(part, int) else literal.restore(part) for part in parts)
+        return self.tokenizer.add_begin(ids)
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token stands for; empty for control tokens."""
+        return self.tokenizer.piece(token)
+
+
+def recommended_sampling(metadata: Metadata) -> SamplingParameters:
+    """What `general.sampling.*` asks for; OpenAI's defaults where it is silent."""
+    neutral = SamplingParameters()
+    prefix = "general.sampling."
+    return SamplingParameters(
+        temperature=get_float(metadata, prefix + "temp", neutral.temperature, 0.0, TEMPERATURE_MAX),
+        top_k=max(0, get_int(metadata, prefix + "top_k", neutral.top_k, -1)),
+        top_p=get_float(metadata, prefix + "top_p", neutral.top_p, 0.0, 1.0),
+        min_p=get_float(metadata, prefix + "min_p", neutral.min_p, 0.0, 1.0),
+        repeat_penalty=get_float(metadata, prefix + "penalty_repeat", neutral.repeat_penalty, 0.01, PENALTY_MAX),
+        repeat_last_n=get_int(metadata, prefix + "penalty_last_n", neutral.repeat_last_n, -1),
+    )
+
+
+def _as_variables(message: ChatMessage, literal: LiteralText) -> dict[str, str]:
+    if message.role not in ROLES:
+        raise InvalidRequest(f"the role {message.role[:40]!r} is none of {', '.join(sorted(ROLES))}", param="messages")
+    variables = {"role": message.role, "content": literal.mark(message.content)}
+    if message.name is not None:
+        variables["name"] = literal.mark(message.name)
+    return variables
+
+
+def _special_texts(tokenizer: GgufTokenizer) -> dict[str, str]:
+    vocabulary = tokenizer.vocabulary
+    return {
+        "bos_token": vocabulary.text(vocabulary.bos),
+        "eos_token": vocabulary.text(vocabulary.eos),
+        "unk_token": vocabulary.text(vocabulary.unknown),
+        "pad_token": vocabulary.text(vocabulary.padding),
+    }
