@@ -96,15 +96,16 @@ class DeviceStatistics(msgspec.Struct, frozen=True):
 
 
 class DeviceActor(Actor[Command]):
-    """See the module. `port` is opened by the factory, closed here."""
+    """See the module. The port is opened with the instance and closed at its end."""
 
     end_seconds = 30.0
 
     def __init__(self, device: str, open_port: Callable[[], Port], *, stall_seconds: float = 120.0) -> None:
         self._device = device
-        self._open_port = open_port
+        self._port = open_port()
         self._stall_seconds = stall_seconds
-        self._jobs: dict[LaneJob, None] = {}
+        self._jobs: dict[LaneJob, bool] = {}
+        """Each with whether the end of the device may stop it: what frees memory runs to its end."""
         self._jobs_done = self._jobs_failed = self._steps = 0
         self._wedged = False
         self._moved_at = 0.0
@@ -112,7 +113,6 @@ class DeviceActor(Actor[Command]):
         self._pump = trio.CancelScope(shield=True)
 
     async def on_start(self) -> None:
-        self._port = self._open_port()
         self._moved_at = trio.current_time()
         self.start_soon(self._run_port, name="port")
         self.start_soon(self._watch, name="watch")
@@ -129,8 +129,9 @@ class DeviceActor(Actor[Command]):
 
     async def on_end(self) -> None:
         try:
-            for job in self._jobs:
-                job.stop()
+            for job, stoppable in self._jobs.items():
+                if stoppable:
+                    job.stop()
             while self._jobs:
                 self._quiet = trio.Event()
                 await self._quiet.wait()
@@ -167,6 +168,7 @@ class DeviceActor(Actor[Command]):
         *,
         on_progress: Callable[[], None] = lambda: None,
         request_stop: Callable[[], None] = lambda: None,
+        stoppable: bool = True,
     ) -> LaneJob:
         def done(result: Any, error: BaseException | None) -> None:
             del self._jobs[job]
@@ -179,7 +181,7 @@ class DeviceActor(Actor[Command]):
         if not self._jobs:
             self._moved_at = trio.current_time()
         job = LaneJob(name, work, done, on_progress, request_stop)
-        self._jobs[job] = None
+        self._jobs[job] = stoppable
         self._port.submit(job)
         return job
 
@@ -212,7 +214,7 @@ class DeviceActor(Actor[Command]):
             elif model is None:
                 envelope.refuse(ModelRefused("the load was stopped", code="load_stopped"))
             elif not envelope.answer(model):
-                self._submit(f"unload {message.specification.name}", partial(_close_engine, model.engine), lambda _r, _e: None)
+                self._close_engine(message.specification.name, model.engine, lambda _result, _error: None)
 
         job = self._submit(f"load {message.specification.name}", work, done)
         envelope.on_abandon = job.stop
@@ -227,8 +229,11 @@ class DeviceActor(Actor[Command]):
             else:
                 envelope.refuse(error)
 
-        self._submit(f"unload {message.name}", partial(_close_engine, envelope.live), done)
+        self._close_engine(message.name, envelope.live, done)
         return LATER
+
+    def _close_engine(self, name: str, engine: StepEngine, on_done: Callable[[Any, TripowerError | None], None]) -> None:
+        self._submit(f"unload {name}", partial(_close_engine, engine), on_done, stoppable=False)
 
     def _run_steps(self, message: RunSteps) -> None:
         order: StepOrder = self.envelope.live

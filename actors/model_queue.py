@@ -218,6 +218,10 @@ class ModelQueueActor(Actor[Command]):
         context = self._engine.info.context_max
         if not message.prompt:
             raise InvalidRequest("the prompt is empty", param="prompt")
+        if message.max_tokens < 0:
+            raise InvalidRequest("max_tokens must not be negative", param="max_tokens")
+        if "" in message.stop:
+            raise InvalidRequest("a stop string is empty", param="stop")
         if len(message.prompt) + max(message.max_tokens, 1) > context + 1:
             raise InvalidRequest(
                 f"{len(message.prompt)} prompt tokens and {message.max_tokens} new ones do not fit a context of {context}",

@@ -7,6 +7,7 @@ load gets its result; who gives up does not disturb the rest, and when the last 
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, assert_never
@@ -21,7 +22,6 @@ from tripower.runtime.engine import Backend, EngineInfo, LoadedModel, LoadSpecif
 from tripower.runtime.kernel import (
     LATER,
     Actor,
-    ActorGone,
     Ask,
     Envelope,
     Message,
@@ -30,6 +30,8 @@ from tripower.runtime.kernel import (
     TripowerError,
     Unavailable,
 )
+
+log = logging.getLogger("tripower.registry")
 
 
 @attrs.frozen
@@ -169,8 +171,10 @@ class ModelRegistryActor(Actor[Command]):
             if entry.loaded is not None:
                 try:
                     await self._device.ask(UnloadEngine(entry.source.name), live=entry.loaded.engine)
-                except (ActorGone, Unavailable):
+                except Unavailable:
                     entry.loaded.engine.close()  # the device has gone, and its lane with it: nobody else can use the engine
+                except TripowerError as error:
+                    log.error("%s could not be unloaded: %s", entry.source.name, error)
 
     def _entry(self, name: str) -> _Entry:
         entry = self._entries.get(name)
@@ -192,15 +196,21 @@ class ModelRegistryActor(Actor[Command]):
             entry.progress.append(envelope.live)
         envelope.on_abandon = lambda: self._lose_interest(entry, envelope)
         if entry.state != "loading":
-            entry.state = "loading"
-            entry.scope = trio.CancelScope()
-            self.start_soon(self._load, entry, entry.scope, name=f"load {message.name}")
+            self._begin_load(entry)
         return LATER
 
+    def _begin_load(self, entry: _Entry) -> None:
+        entry.state = "loading"
+        entry.scope = trio.CancelScope()
+        self.start_soon(self._load, entry, entry.scope, name=f"load {entry.source.name}")
+
     def _lose_interest(self, entry: _Entry, envelope: Envelope) -> None:
+        """Who gave up stops the load if nobody else waits. Who ran out of time does not: a second try then finds it further."""
         if envelope in entry.waiters:
             entry.waiters.remove(envelope)
-        if not entry.waiters and entry.scope is not None:
+        if envelope.live in entry.progress:
+            entry.progress.remove(envelope.live)
+        if not entry.waiters and entry.scope is not None and envelope.deadline > trio.current_time():
             entry.scope.cancel(reason="nobody waits for this load any more")
 
     async def _load(self, entry: _Entry, scope: trio.CancelScope) -> None:
@@ -218,7 +228,10 @@ class ModelRegistryActor(Actor[Command]):
 
         def progress(stage: str, fraction: float) -> None:
             for listener in list(entry.progress):
-                listener(stage, fraction)
+                try:
+                    listener(stage, fraction)
+                except Exception:  # one listener's fault must not cost the others their load
+                    log.exception("a listener to the load of %s failed", source.name)
 
         began = trio.current_time()
         outcome: LoadedModel | TripowerError = TripowerError("the load was given up", code="load_stopped", status=503)
@@ -243,6 +256,10 @@ class ModelRegistryActor(Actor[Command]):
 
     def _end_load(self, message: LoadEnded) -> None:
         entry, outcome = self._entries[message.name], self.envelope.live
+        given_up = entry.scope is not None and entry.scope.cancel_called
+        if isinstance(outcome, TripowerError) and given_up and entry.waiters:
+            self._begin_load(entry)  # for those who came after the last one had given up
+            return
         waiters, entry.waiters = entry.waiters, []
         entry.scope = None
         entry.progress.clear()

@@ -48,10 +48,13 @@ class SystemActor(Actor[Command]):
         self._make_device = make_device
         self._make_registry = make_registry
         self._supervision = supervision
+        self._started: list[Ref[Any]] = []
 
     async def on_start(self) -> None:
         device = self.spawn(self._make_device, name="device:cpu0", supervision=self._supervision)
+        self._started.append(device)
         registry = self.spawn(lambda: self._make_registry(device), name="registry", supervision=self._supervision)
+        self._started.append(registry)
         self._parts = Parts(device, registry)
 
     async def on_message(self, message: Command) -> Parts:
@@ -59,5 +62,5 @@ class SystemActor(Actor[Command]):
 
     async def on_end(self) -> None:
         """Users before what they use: the registry unloads through the device."""
-        await self._parts.registry.stop()
-        await self._parts.device.stop()
+        for part in reversed(self._started):
+            await part.stop()

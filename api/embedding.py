@@ -28,7 +28,7 @@ from tripower.runtime.engine import ChatMessage, Progress
 from tripower.runtime.kernel import NEVER, ActorStatistics, InvalidRequest, deadline_after
 from tripower.runtime.store import Store
 
-SEED_MAX = 2**64
+SEEDS = 2**64
 
 
 class GenerationOptions(TypedDict, total=False):
@@ -46,7 +46,7 @@ class GenerationOptions(TypedDict, total=False):
     frequency_penalty: float | None
     logit_bias: Mapping[int, float]
     seed: int | None
-    """From 0 to 2**64 - 1; absent: a random one, which `Generation.seed` tells."""
+    """64 bits, signed or not; absent: a random one, which `Generation.seed` tells."""
     stop: str | Sequence[str]
     ignore_eos: bool
     deadline: float
@@ -185,6 +185,9 @@ def make_request(
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"an option cannot be used: {error}") from error
     seed = request.sampling.seed
-    if seed is not None and not 0 <= seed < SEED_MAX:
-        raise InvalidRequest(f"a seed is from 0 to 2**64 - 1, not {seed}", param="seed")
-    return request
+    if seed is None:
+        return request
+    if not -SEEDS // 2 <= seed < SEEDS:
+        raise InvalidRequest("a seed has at most 64 bits", param="seed")
+    sampling_choices = msgspec.structs.replace(request.sampling, seed=seed % SEEDS)
+    return msgspec.structs.replace(request, sampling=sampling_choices)

@@ -7,7 +7,7 @@ model files. Everything blocks for small reads, and the first look into a model 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import attrs
@@ -30,16 +30,24 @@ FLOAT_BYTES = 4
 
 
 class PicolmOnDemand:
-    """The backend `picolm`, imported on the lane by its first load: torch takes seconds, and the toy can do without."""
+    """The backend `picolm`, imported on the lane by its first load: torch takes seconds, and the toy can do without.
+
+    A file that is not among the `weighed` ones is compared with the memory that is free before it is loaded.
+    """
 
     name = "picolm"
 
+    def __init__(self, weighed: Collection[str] = ()) -> None:
+        self._weighed = frozenset(weighed)
+
     def load(self, specification: LoadSpecification, progress: Progress) -> Iterator[LoadedModel | None]:
-        """See `PicolmBackend.load`."""
+        """See `PicolmBackend.load`. Raises `ModelRefused` (`not_enough_memory`) too."""
         progress("engine", 0.0)
         from tripower.backends.picolm.backend import PicolmBackend
 
         yield None
+        if specification.source not in self._weighed:
+            choose_defaults(read_host_limits(), Configuration(), read_needs(specification.source))
         yield from PicolmBackend().load(specification, progress)
 
 
@@ -53,9 +61,6 @@ class ToyOnDemand:
         from tripower.backends.toy import ToyBackend
 
         yield from ToyBackend().load(specification, progress)
-
-
-BACKENDS: dict[str, Backend] = {"picolm": PicolmOnDemand(), "toy": ToyOnDemand()}
 
 
 def is_toy(source: str) -> bool:
@@ -122,13 +127,15 @@ def make_plan(
     names = [source.name for source in sources]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InvalidConfiguration(f"two models are called {twice[0]}: give one a name of its own, as in other={twice[0]}")
-    chosen = choose_for_all(host or read_host_limits(), configuration, [needs_of(source) for source in sources])
+    files = [source.source for source in sources if source.backend == PicolmOnDemand.name]
+    chosen = choose_for_all(host or read_host_limits(), configuration, [read_needs(file) for file in files])
+    backends: list[Backend] = [PicolmOnDemand(files), ToyOnDemand()]
     return RuntimePlan(
-        backends=BACKENDS,
+        backends={backend.name: backend for backend in backends},
         sources=tuple(sources),
         limits=LoadLimits(
             context=configuration.engine.context and min(_context(each, configuration) for each in chosen),
-            state_bytes_max=chosen[0].state_bytes.value // max(1, len(sources)),
+            state_bytes_max=chosen[0].state_bytes.value // max(1, len(files)),
             threads=chosen[0].threads.value,
             queue=QueueLimits(
                 members_max=min(each.batch_members.value for each in chosen),
@@ -141,17 +148,16 @@ def make_plan(
     )
 
 
-def choose_for_all(host: HostLimits, configuration: Configuration, needs: Sequence[ModelNeeds | None]) -> list[Defaults]:
-    """The defaults for each model beside all the others; those without a model when there is none. At least one."""
-    known = [each for each in needs if each is not None]
-    weight_bytes = sum(each.weight_bytes for each in known)
+def choose_for_all(host: HostLimits, configuration: Configuration, needs: Sequence[ModelNeeds]) -> list[Defaults]:
+    """The defaults for each model beside all the others; those without a model when there is none. Never empty."""
+    weight_bytes = sum(each.weight_bytes for each in needs)
     shares = [
         ModelNeeds(
             context_max=each.context_max,
-            state_bytes_per_token=each.state_bytes_per_token * len(known),
+            state_bytes_per_token=each.state_bytes_per_token * len(needs),
             weight_bytes=weight_bytes,
         )
-        for each in known
+        for each in needs
     ]
     return [choose_defaults(host, configuration, share) for share in shares] or [choose_defaults(host, configuration)]
 
@@ -160,17 +166,15 @@ def _context(defaults: Defaults, configuration: Configuration) -> int:
     return defaults.context.value if defaults.context is not None else configuration.engine.context
 
 
-def needs_of(source: ModelSource) -> ModelNeeds | None:
-    """What a model will take, from the header of its file; None for the toy. Blocks. Raises `ModelRefused`."""
-    if source.backend != "picolm":
-        return None
+def read_needs(file: str) -> ModelNeeds:
+    """What a GGUF model will take, from its header. Blocks. Raises `ModelRefused`."""
     from tripower.backends.gguf.reader import open_gguf
     from tripower.backends.picolm.architectures import find_architecture
     from tripower.backends.picolm.engine import kv_shape
 
-    with open_gguf(source.source) as file:
-        shape = find_architecture(file).read_hyperparameters(file)
-        elements = sum(tensor.elements for tensor in file.tensors.values())
+    with open_gguf(file) as opened:
+        shape = find_architecture(opened).read_hyperparameters(opened)
+        elements = sum(tensor.elements for tensor in opened.tensors.values())
     return ModelNeeds(
         context_max=shape.context_trained,
         state_bytes_per_token=kv_shape(shape).bytes_per_position,
@@ -181,7 +185,5 @@ def needs_of(source: ModelSource) -> ModelNeeds | None:
 def for_one_conversation(configuration: Configuration) -> Configuration:
     """The same settings with one seat and no waiting room, unless the user said otherwise: for `run` and `chat`."""
     given = configuration.scheduler
-    scheduler = msgspec.structs.replace(
-        given, batch_members=given.batch_members or 1, waiting=max(given.waiting, 0)
-    )
+    scheduler = msgspec.structs.replace(given, batch_members=given.batch_members or 1, waiting=max(given.waiting, 0))
     return msgspec.structs.replace(configuration, scheduler=scheduler)

@@ -15,6 +15,8 @@ from tripower.backends.text.bpe import BYTE_OF_CHARACTER
 
 NUMBERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 STRING, ARRAY = 8, 9
+DATA_BYTES_MAX = 2**18
+"""More than any sample needs; tensors that claim more are past the end."""
 
 
 class Typed(NamedTuple):
@@ -52,10 +54,10 @@ def write_gguf(
         offset = end if tensor.offset is None else tensor.offset
         header.append(string(tensor.name) + struct.pack("<I", len(tensor.dimensions)))
         header += [struct.pack("<Q", size) for size in tensor.dimensions]
-        header.append(struct.pack("<IQ", tensor.type_id, offset))
+        header.append(struct.pack("<IQ", tensor.type_id, offset % 2**64))
         end = -(-(offset + data_bytes(tensor)) // alignment) * alignment
     head = b"".join(header)
-    return head + bytes(-len(head) % alignment) + bytes([fill]) * min(end, 2**24)
+    return head + bytes(-len(head) % alignment) + bytes([fill]) * min(end, DATA_BYTES_MAX)
 
 
 def data_bytes(tensor: Tensor) -> int:
@@ -100,13 +102,15 @@ def _body(kind: int, value: object) -> bytes:
     return struct.pack(NUMBERS[kind], value)
 
 
-def byte_level_metadata(pre: str = "gpt-2", merges: Sequence[str] = ("h e", "l l", "he ll"), **more: object) -> dict[str, object]:
+def byte_level_metadata(
+    pre: str = "gpt-2", merges: Sequence[str] = ("h e", "l l", "he ll"), more: Mapping[str, object] | None = None
+) -> dict[str, object]:
     """A llama-like model with a byte-level vocabulary: 256 bytes, what the merges make, three control tokens."""
     joined = ["".join(merge.split(" ", 1)) for merge in merges]
     control = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     tokens = [*BYTE_OF_CHARACTER, *joined, *control]
     return {
-        **_model_metadata(),
+        **_model_metadata(len(tokens)),
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": pre,
         "tokenizer.ggml.tokens": tokens,
@@ -114,22 +118,26 @@ def byte_level_metadata(pre: str = "gpt-2", merges: Sequence[str] = ("h e", "l l
         "tokenizer.ggml.merges": list(merges),
         "tokenizer.ggml.bos_token_id": len(tokens) - 2,
         "tokenizer.ggml.eos_token_id": len(tokens) - 1,
-        **more,
+        **(more or {}),
     }
 
 
-def sentencepiece_metadata(pieces: Mapping[str, float] | None = None, **more: object) -> dict[str, object]:
+def sentencepiece_metadata(
+    pieces: Mapping[str, float] | None = None, more: Mapping[str, object] | None = None
+) -> dict[str, object]:
     """The same with a SentencePiece vocabulary: three control tokens, 256 bytes, the pieces."""
-    scores = dict(pieces or {"▁": -9.0, "h": -8.0, "e": -7.0, "l": -6.0, "o": -5.0, "he": -1.0, "ll": -2.0, "▁he": -3.0, "llo": -4.0})
+    scores = dict(
+        pieces or {"▁": -9.0, "h": -8.0, "e": -7.0, "l": -6.0, "o": -5.0, "he": -1.0, "ll": -2.0, "▁he": -3.0, "llo": -4.0}
+    )
     return {
-        **_model_metadata(),
+        **_model_metadata(259 + len(scores)),
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *scores],
         "tokenizer.ggml.scores": [0.0] * 259 + list(scores.values()),
         "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * len(scores),
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
-        **more,
+        **(more or {}),
     }
 
 
@@ -141,7 +149,26 @@ def every_pair_of_bytes(seed: int = 0) -> list[str]:
     return merges
 
 
-def _model_metadata() -> dict[str, object]:
+def llama_tensors(vocabulary: int, *, type_id: int = 2) -> list[Tensor]:
+    """The tensors of a one-layer llama of width 32; matrices have the given type, Q4_0 as a rule."""
+    matrices = {
+        "token_embd": (32, vocabulary),
+        "blk.0.attn_q": (32, 32),
+        "blk.0.attn_k": (32, 16),
+        "blk.0.attn_v": (32, 16),
+        "blk.0.attn_output": (32, 32),
+        "blk.0.ffn_gate": (32, 64),
+        "blk.0.ffn_up": (32, 64),
+        "blk.0.ffn_down": (64, 32),
+    }
+    norms = ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm")
+    return [
+        *(Tensor(f"{name}.weight", dimensions, type_id) for name, dimensions in matrices.items()),
+        *(Tensor(f"{name}.weight", (32,)) for name in norms),
+    ]
+
+
+def _model_metadata(vocabulary: int) -> dict[str, object]:
     return {
         "general.architecture": "llama",
         "general.name": "sample",
@@ -154,5 +181,5 @@ def _model_metadata() -> dict[str, object]:
         "llama.attention.layer_norm_rms_epsilon": 1e-5,
         "llama.rope.freq_base": 10000.0,
         "llama.rope.dimension_count": 16,
-        "llama.vocab_size": 300,
+        "llama.vocab_size": vocabulary,
     }

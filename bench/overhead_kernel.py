@@ -13,7 +13,7 @@ from typing import Any, assert_never
 
 import trio
 
-from tripower.bench.paired import Progress, compare
+from tripower.bench.paired import Progress, alternate, summarise
 from tripower.bench.schema import Cell, Target, paired_cell
 from tripower.runtime.kernel import Actor, ActorSystem, Ask, Message, Ref, open_actor_system
 
@@ -87,7 +87,8 @@ async def ask_in_scope(count: int) -> float:
             began = time.perf_counter()
             for number in range(count):
                 await ref.ask(Ping(number), deadline=deadline)
-            return (time.perf_counter() - began) / count * MICRO
+            took = time.perf_counter() - began
+    return took / count * MICRO
 
 
 async def ask_tighter(count: int) -> float:
@@ -100,7 +101,8 @@ async def ask_tighter(count: int) -> float:
             began = time.perf_counter()
             for number in range(count):
                 await ref.ask(Ping(number), deadline=deadline - 500 + number * 1e-6)
-            return (time.perf_counter() - began) / count * MICRO
+            took = time.perf_counter() - began
+    return took / count * MICRO
 
 
 async def channel_pair(count: int) -> float:
@@ -200,7 +202,7 @@ def kernel_cells(*, rounds: int, count: int, progress: Progress) -> list[Cell]:
         return lambda: float(trio.run(block, count))
 
     def cell(name: str, ours: Callable[[], float], peer: Callable[[], float], unit: str, target: Target, note: str) -> Cell:
-        paired = compare(ours, peer, rounds=rounds, label=name, progress=progress)
+        paired = summarise(alternate(ours, peer, rounds=rounds, label=name, progress=progress))
         return paired_cell(name, paired, unit=unit, target=target, note=note)
 
     pair = run(channel_pair)
@@ -216,7 +218,9 @@ def kernel_cells(*, rounds: int, count: int, progress: Progress) -> list[Cell]:
         )
     cells += [
         cell("tell", run(tell_awaited), bounded, "1/s", Target("ratio", ">=", 0.9), "peer: a channel of 64, awaited send"),
-        cell("tell_nowait", run(tell_in_bursts), bounded, "1/s", Target("ratio", ">=", 2.0), f"bursts of {BURST}; peer: the same"),
+        cell(
+            "tell_nowait", run(tell_in_bursts), bounded, "1/s", Target("ratio", ">=", 2.0), f"bursts of {BURST}; peer: the same"
+        ),
     ]
     return cells
 

@@ -16,12 +16,15 @@ import math
 import statistics
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 
 Side = Literal["ours", "peer"]
 Progress = Callable[[str], None]
+Figure = TypeVar("Figure")
+Rounds: TypeAlias = list[tuple[Sequence[Side], list[Figure]]]
+"""For every round, the order of its sides and what its three blocks returned."""
 
 ORDERS: tuple[tuple[Side, Side, Side], ...] = (("ours", "peer", "ours"), ("peer", "ours", "peer"))
 
@@ -64,8 +67,8 @@ def percentile(values: Sequence[float], fraction: float) -> float:
     return ordered[max(0, math.ceil(fraction * len(ordered)) - 1)]
 
 
-def summarise(rounds: Sequence[tuple[Sequence[Side], Sequence[float]]]) -> Paired:
-    """From (order, block values) of every round to the result."""
+def summarise(rounds: Rounds[float]) -> Paired:
+    """From the block values of every round to the result."""
     blocks: dict[Side, list[float]] = {"ours": [], "peer": []}
     for order, values in rounds:
         for side, value in zip(order, values, strict=True):
@@ -91,10 +94,12 @@ def collected() -> Iterator[None]:
         gc.unfreeze()
 
 
-def compare(ours: Callable[[], float], peer: Callable[[], float], *, rounds: int, label: str, progress: Progress) -> Paired:
-    """Run both in alternating blocks; each call is one block and returns its figure. Blocks for all of it."""
-    sides: dict[Side, Callable[[], float]] = {"ours": ours, "peer": peer}
-    done = []
+def alternate(
+    ours: Callable[[], Figure], peer: Callable[[], Figure], *, rounds: int, label: str, progress: Progress
+) -> Rounds[Figure]:
+    """Run both in alternating blocks; each call is one block and returns its figures. Blocks for all of it."""
+    sides: dict[Side, Callable[[], Figure]] = {"ours": ours, "peer": peer}
+    done: Rounds[Figure] = []
     for number, order in enumerate(block_order(rounds), 1):
         progress(f"{label}: round {number} of {rounds}")
         values = []
@@ -102,20 +107,20 @@ def compare(ours: Callable[[], float], peer: Callable[[], float], *, rounds: int
             with collected():
                 values.append(sides[side]())
         done.append((order, values))
-    return summarise(done)
+    return done
 
 
-async def compare_async(
-    ours: Callable[[], Awaitable[float]],
-    peer: Callable[[], Awaitable[float]],
+async def alternate_async(
+    ours: Callable[[], Awaitable[Figure]],
+    peer: Callable[[], Awaitable[Figure]],
     *,
     rounds: int,
     label: str,
     progress: Progress,
-) -> Paired:
-    """`compare` for blocks that run in the caller's Trio loop."""
-    sides: dict[Side, Callable[[], Awaitable[float]]] = {"ours": ours, "peer": peer}
-    done = []
+) -> Rounds[Figure]:
+    """`alternate` for blocks that run in the caller's Trio loop."""
+    sides: dict[Side, Callable[[], Awaitable[Figure]]] = {"ours": ours, "peer": peer}
+    done: Rounds[Figure] = []
     for number, order in enumerate(block_order(rounds), 1):
         progress(f"{label}: round {number} of {rounds}")
         values = []
@@ -123,4 +128,4 @@ async def compare_async(
             with collected():
                 values.append(await sides[side]())
         done.append((order, values))
-    return summarise(done)
+    return done

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -123,7 +122,9 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the report as JSON instead of a table")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the JSON report to FILE as well")
     parser.add_argument("--check", action="store_true", help=f"exit with {EXIT_MISSED} when a target is missed")
-    parser.add_argument("--quick", action="store_true", help="a few short blocks: shows that the bench runs, its figures say little")
+    parser.add_argument(
+        "--quick", action="store_true", help="a few short blocks: shows that the bench runs, its figures say little"
+    )
 
 
 def finish(report: Report, options: argparse.Namespace) -> int:
@@ -137,7 +138,7 @@ def finish(report: Report, options: argparse.Namespace) -> int:
 
 def as_table(report: Report) -> str:
     """The report for people: host, one line a cell, losing cells marked, notes below."""
-    rows = [("", "ours", "peer", "unit", "ratio", "quartiles", "target", "")]
+    rows: list[tuple[str, ...]] = [("", "ours", "peer", "unit", "ratio", "quartiles", "target", "")]
     rows += [_row(cell) for cell in report.cells]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [f"tripower bench {report.bench}", *_host_lines(report.host), ""]
@@ -168,24 +169,10 @@ def _shown(value: float | None) -> str:
 
 
 def _host_lines(host: dict[str, Any]) -> list[str]:
-    lines = [f"{key.replace('_', ' ')}: {value}" for key, value in host.items() if not isinstance(value, dict) and value is not None]
+    lines = [
+        f"{key.replace('_', ' ')}: {value}" for key, value in host.items() if not isinstance(value, dict) and value is not None
+    ]
     for key, value in host.items():
         if isinstance(value, dict):
             lines.append(f"{key}: " + ", ".join(f"{name} {version}" for name, version in value.items()))
     return lines
-
-
-def say_progress(text: str) -> None:
-    """One line for people who wait, on standard error: it replaces the one before on a terminal."""
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{text[:110]}")
-    else:
-        sys.stderr.write(text + "\n")
-    sys.stderr.flush()
-
-
-def end_progress() -> None:
-    """Clear the progress line."""
-    if sys.stderr.isatty():
-        sys.stderr.write("\r\x1b[K")
-        sys.stderr.flush()

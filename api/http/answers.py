@@ -19,12 +19,20 @@ FINGERPRINT = f"tripower-{version('tripower')}"
 _encode = msgspec.json.Encoder().encode
 
 
+class PromptDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int = 0
+
+
+class CompletionDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int = 0
+
+
 class UsageOut(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: dict[str, int] = {"cached_tokens": 0}
-    completion_tokens_details: dict[str, int] = {"reasoning_tokens": 0}
+    prompt_tokens_details: PromptDetails = PromptDetails()
+    completion_tokens_details: CompletionDetails = CompletionDetails()
 
 
 class TimingsOut(msgspec.Struct, frozen=True):
@@ -41,24 +49,24 @@ class TimingsOut(msgspec.Struct, frozen=True):
     predicted_per_second: float
 
 
-class MessageOut(msgspec.Struct, frozen=True):
-    content: str
+class MessageOut(msgspec.Struct, frozen=True, kw_only=True):
     role: str = "assistant"
+    content: str
     refusal: None = None
 
 
-class ChatChoice(msgspec.Struct, frozen=True):
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int = 0
     message: MessageOut
-    finish_reason: str
-    index: int = 0
     logprobs: None = None
+    finish_reason: str
 
 
-class CompletionChoice(msgspec.Struct, frozen=True):
+class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int = 0
     text: str
-    finish_reason: str
-    index: int = 0
     logprobs: None = None
+    finish_reason: str
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -89,7 +97,9 @@ class Dialect:
     """The last choice, up to its reason."""
 
     def choice(self, text: str, reason: str) -> ChatChoice | CompletionChoice:
-        return ChatChoice(MessageOut(text), reason) if self is CHAT else CompletionChoice(text, reason)
+        if self is CHAT:
+            return ChatChoice(message=MessageOut(content=text), finish_reason=reason)
+        return CompletionChoice(text=text, finish_reason=reason)
 
 
 _OPEN_END = b',"logprobs":null,"finish_reason":null}'
@@ -200,7 +210,11 @@ class Chunks:
         `timings` ride on the last chunk, since clients merge them with the usage that is there.
         """
         self._usage = finished.usage
-        pieces = [self._before_text + _encode(finished.text) + self._dialect.after_text + self._current_tail()] if finished.text else []
+        pieces = (
+            [self._before_text + _encode(finished.text) + self._dialect.after_text + self._current_tail()]
+            if finished.text
+            else []
+        )
         timings = b',"timings":' + _encode(timings_out(finished))
         usage = b',"usage":' + _encode(usage_out(finished.usage))
         finish = self._head + self._dialect.finish + _encode(finished.reason) + b"}"

@@ -105,9 +105,7 @@ class Protocol(H11Protocol):
 
 
 def _refusal(message: str, code: str) -> bytes:
-    return msgspec.json.encode(
-        {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
-    )
+    return msgspec.json.encode({"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}})
 
 
 REFUSALS = {
@@ -150,8 +148,7 @@ class Connection:
         try:
             async with trio.open_nursery() as self._nursery:
                 await self._read()
-                if self.busy:
-                    self._nursery.cancel_scope.cancel(reason="the client left")
+                self._leave("the client left")
         except Exception:
             log.exception("a connection ended with an error")
         finally:
@@ -164,6 +161,12 @@ class Connection:
         self._transport.tighten(DRAIN_SEND_SECONDS)
         if not self.busy:
             self._close_soon()
+
+    def _leave(self, reason: str) -> None:
+        """The client has gone: cancel whoever works for it."""
+        if self._request is not None and self._nursery is not None:
+            self._request.client_left = True
+            self._nursery.cancel_scope.cancel(reason=reason)
 
     # Reading.
 
@@ -217,8 +220,9 @@ class Connection:
     def _arm(self, due: float) -> None:
         """Something has to happen by then. The scope's deadline is only moved when it would fire too late; when early, it is renewed."""
         self._due = due
-        if due < self._reading.deadline:
-            self._reading.deadline = due
+        if due >= self._reading.deadline:
+            return  # moving it costs more than a renewal now and then
+        self._reading.deadline = due
 
     def body_complete(self) -> None:
         """The whole request is here; from now on its time is its own."""
@@ -272,6 +276,7 @@ class Connection:
         """Start the application for one request; returns the function that takes what arrives of it."""
         assert self._nursery is not None
         request = self._request = Incoming(self)
+        scope["extensions"]["tripower.incoming"] = request
         self._nursery.start_soon(self._run_app, request, scope, send, name="request")
         return request.put
 
@@ -292,6 +297,5 @@ class Connection:
         try:
             await self.flush()
         except ClientLost as lost:
-            assert self._nursery is not None
-            self._nursery.cancel_scope.cancel(reason=str(lost))
+            self._leave(str(lost))
             await trio.lowlevel.checkpoint()

@@ -16,7 +16,7 @@ import msgspec
 from tripower.api.http.fields import refuse_unknown, review
 from tripower.runtime.kernel import InvalidRequest
 
-Request = TypeVar("Request")
+Request = TypeVar("Request", bound=msgspec.Struct)
 
 DIAGNOSED_BYTES_MAX = 1 << 20
 """A longer body that is no JSON is refused without its place."""
@@ -30,7 +30,7 @@ class RequestDecoder(Generic[Request]):
     def __init__(self, kind: type[Request], exact: type[Request]) -> None:
         self._exact = msgspec.json.Decoder(exact)
         self._lenient = msgspec.json.Decoder(kind)
-        self._honoured = frozenset(field.encode_name for field in msgspec.structs.fields(kind))  # type: ignore[type-var]
+        self._honoured = frozenset(field.encode_name for field in msgspec.structs.fields(kind))
 
     def decode(self, body: bytes, *, strict: bool) -> tuple[Request, tuple[str, ...]]:
         """The request and the names of its unknown fields. Raises `InvalidRequest`; synchronous."""

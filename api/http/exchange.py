@@ -22,6 +22,7 @@ JSON = b"application/json"
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 CLIENT_LEFT = 499
 """The status, for logs and figures only, of a request whose client left before an answer began."""
+MILLISECONDS = re.compile(rb"[0-9]{1,15}")
 
 Header = tuple[bytes, bytes]
 
@@ -72,14 +73,27 @@ class Exchange:
         text = self.headers.get(name)
         if text is None:
             return None
-        if not (text.isdigit() and len(text) <= 15 and int(text) > 0):
+        if not (MILLISECONDS.fullmatch(text) and int(text) > 0):
             raise InvalidRequest(f"{name.decode()} is a whole number of milliseconds, at least 1", param=name.decode())
         return int(text) / 1000
 
     def deadline(self, seconds_max: float) -> float:
-        """When the request must be over, counted from its arrival: by its header, at most `seconds_max`; else never."""
+        """When the request must be over, counted from its arrival: by its header, at most `seconds_max`; else never.
+
+        Raises `InvalidRequest`.
+        """
         seconds = self.milliseconds_header(b"x-tripower-deadline-ms")
         return NEVER if seconds is None else self.began + min(seconds, seconds_max)
+
+    def first_token_deadline(self) -> float:
+        """When the first token must be there: by its header, else never. Raises `InvalidRequest`."""
+        seconds = self.milliseconds_header(b"x-slo-ttft-ms")
+        return NEVER if seconds is None else self.began + seconds
+
+    @property
+    def strict(self) -> bool:
+        """Whether the client wants to be refused for a field that nobody knows."""
+        return self.headers.get(b"x-tripower-strict", b"").lower() in (b"1", b"true")
 
     # The answer.
 
@@ -110,9 +124,9 @@ class Exchange:
 
     # The end.
 
-    def interruptible(self, deadline: float) -> Interruptible:
+    def interruptible(self, deadline: float, *, first_token_deadline: float = NEVER) -> Interruptible:
         """A block that ends at `deadline`, or at `interrupt`, with the error that says so."""
-        return Interruptible(self, deadline)
+        return Interruptible(self, deadline, first_token_deadline)
 
     def interrupt(self, error: TripowerError) -> None:
         """End what runs for this request with an error. Synchronous; without effect on an answer that is complete."""
@@ -130,11 +144,19 @@ class Exchange:
 class Interruptible:
     """The part of a request that waits for a model. Leaving it raises what interrupted it; outer cancellations pass."""
 
-    __slots__ = ("_exchange", "scope")
+    __slots__ = ("_deadline", "_exchange", "_first", "scope")
 
-    def __init__(self, exchange: Exchange, deadline: float) -> None:
+    def __init__(self, exchange: Exchange, deadline: float, first_token_deadline: float) -> None:
         self._exchange = exchange
-        self.scope = trio.CancelScope(deadline=deadline)
+        self._deadline = deadline
+        self._first = first_token_deadline < deadline
+        self.scope = trio.CancelScope(deadline=min(deadline, first_token_deadline))
+
+    def first_token_came(self) -> None:
+        """From now on only the deadline of the whole counts. Call it with every token; only the first has an effect."""
+        if self._first:
+            self._first = False
+            self.scope.deadline = self._deadline
 
     def __enter__(self) -> Self:
         exchange = self._exchange

@@ -131,7 +131,9 @@ def _unknown(
             yield path + name
         elif value is not None and not any(_same(value, neutral) for neutral in rule.neutral):
             raise InvalidRequest(
-                f"{path}{name} is not supported with this value: {rule.instead}", code="unsupported_parameter", param=path + name
+                f"{path}{name} is not supported with this value: {rule.instead}",
+                code="unsupported_parameter",
+                param=path + name,
             )
 
 

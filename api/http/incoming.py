@@ -27,9 +27,11 @@ class BodyTimeout(TripowerError):
 class Incoming:
     """One writer, the connection, and one reader, the application."""
 
-    __slots__ = ("_arrived", "_connection", "_failed", "_messages", "_read", "_unread")
+    __slots__ = ("_arrived", "_connection", "_failed", "_messages", "_read", "_unread", "client_left")
 
     def __init__(self, connection: Connection) -> None:
+        self.client_left = False
+        """Whether the client went before its answer was complete. Its application is cancelled then."""
         self._connection = connection
         self._messages: deque[dict[str, Any]] = deque()
         self._unread = 0

@@ -38,7 +38,7 @@ class Exchanges:
         finally:
             self.active.discard(exchange)
             route = scope.get("route")
-            exchange.route = route.path if route is not None else UNMATCHED
+            exchange.route = route.path_format if route is not None else UNMATCHED
             self._finish(exchange)
 
     def _finish(self, exchange: Exchange) -> None:
@@ -79,12 +79,12 @@ class ErrorBodies:
         except TripowerError as error:
             await self._answer(exchange, error)
         except HTTPException as refused:  # from the router: a known path, another verb
-            error = TripowerError(
+            unsuitable = TripowerError(
                 f"{exchange.method} is not possible here", code="method_not_allowed", status=refused.status_code,
                 kind="invalid_request_error",
             )  # fmt: skip
             allowed = [(name.lower().encode(), value.encode()) for name, value in (refused.headers or {}).items()]
-            await self._answer(exchange, error, allowed)
+            await self._answer(exchange, unsuitable, allowed)
         except Exception:
             log.exception("request %s failed", exchange.request_id.decode())
             await self._answer(exchange, internal_error(exchange.request_id))

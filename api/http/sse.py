@@ -7,18 +7,14 @@ token. After a failure comes one event that names it, then the end mark.
 
 from __future__ import annotations
 
-import logging
-
 import trio
 
 from tripower.actors.dialogue import Failed, GenerationFinished, TokenChunk
 from tripower.actors.generation import Generation
 from tripower.api.http.answers import DONE, Chunks
-from tripower.api.http.errors import error_body, internal_error
-from tripower.api.http.exchange import Exchange
+from tripower.api.http.errors import error_body
+from tripower.api.http.exchange import Exchange, Interruptible
 from tripower.runtime.kernel import TripowerError
-
-log = logging.getLogger("tripower.http")
 
 HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -29,41 +25,58 @@ COMMENT = b": keep-alive\n\n"
 
 
 class EventStream:
-    """Writes the events of one generation to its client."""
+    """Writes one generation to its client."""
 
     def __init__(self, exchange: Exchange, chunks: Chunks, *, quiet_seconds: float) -> None:
         self._exchange = exchange
         self._chunks = chunks
         self._quiet_seconds = quiet_seconds
         self._opened = False
+        self._pending: list[bytes] = []
 
-    async def run(self, generation: Generation, *, deadline: float, first_token_deadline: float) -> GenerationFinished:
-        """Stream everything but the last piece, which `finish` sends. Blocks for as long as the model needs.
+    async def follow(self, generation: Generation, running: Interruptible) -> GenerationFinished:
+        """Write events as they come, and keep the last ones for `finish`. Blocks for as long as the model and the client need.
 
-        Raises what ends the generation: before the head is out it becomes an ordinary answer, afterwards it goes to `fail`.
+        Raises the error of a failed generation, after what came before it has been written.
         """
         self._chunks.count_prompt(generation.prompt_tokens)
-        with self._exchange.interruptible(min(deadline, first_token_deadline)) as running:
-            while True:
-                events = None
-                with trio.move_on_after(self._quiet_seconds):
-                    events = await generation.receive()
-                if events is None:
-                    await self._write(COMMENT)
-                    continue
-                pieces: list[bytes] = []
-                for event in events:
-                    if type(event) is TokenChunk:
-                        pieces.append(self._chunks.token(event.text))
-                    elif type(event) is GenerationFinished or type(event) is Failed:
-                        break
-                if pieces:
-                    running.scope.deadline = deadline
-                    self._exchange.completion_tokens += len(pieces)
-                if type(event) is GenerationFinished:
-                    self._held = pieces
-                    return event
-                if pieces:
-                    await self._write_events(pieces)
-                if type(event) is Failed:
-                    raise event.error()
+        while True:
+            with trio.move_on_after(self._quiet_seconds) as quiet:
+                events = await generation.receive()
+            if quiet.cancelled_caught:
+                await self._write(COMMENT)
+                continue
+            for event in events:
+                if type(event) is TokenChunk:
+                    self._pending.append(self._chunks.token(event.text))
+            last = events[-1]
+            if self._pending:
+                running.first_token_came()
+                self._exchange.completion_tokens += len(self._pending)
+            if type(last) is GenerationFinished:
+                return last
+            if self._pending:
+                await self._write(self._take_pending())
+            if type(last) is Failed:
+                raise last.error()
+
+    async def finish(self, finished: GenerationFinished) -> None:
+        """Write the end of a complete answer."""
+        await self._write(self._take_pending() + self._chunks.end(finished), last=True)
+
+    async def fail(self, error: TripowerError) -> None:
+        """Write the end of an answer that cannot be completed. What came before it stays valid."""
+        await self._write(b"data: " + error_body(error) + b"\n\n" + DONE, last=True)
+
+    def _take_pending(self) -> bytes:
+        pieces = self._pending
+        self._pending = []
+        if not self._opened:
+            self._opened = True
+            pieces.insert(0, self._chunks.opening())
+        return b"".join(pieces)
+
+    async def _write(self, data: bytes, *, last: bool = False) -> None:
+        if not self._exchange.started:
+            await self._exchange.start_stream(HEADERS)
+        await self._exchange.write(data, last=last)

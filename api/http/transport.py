@@ -7,6 +7,7 @@ follow it: the connection is reset.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import socket
 import struct
@@ -97,10 +98,8 @@ class Transport:
     def reset(self) -> None:
         """Close at once, whatever is on its way. Idempotent."""
         if not self._closed:
-            try:
+            with contextlib.suppress(OSError):  # a socket that the other side has reset already may refuse
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-            except OSError:
-                pass  # a socket that the other side has reset already may refuse
             self._close()
 
     async def close(self, *, unread: bool) -> None:
@@ -134,7 +133,7 @@ class Transport:
             self._socket.close()
 
 
-def tcp_user_timeout(sock: socket.socket, seconds: float) -> None:
+def set_user_timeout(sock: socket.socket, seconds: float) -> None:
     """Let the kernel give up on data that a peer does not acknowledge; inherited by accepted sockets. Where it exists."""
     option = getattr(socket, "TCP_USER_TIMEOUT", None)
     if option is not None and seconds < math.inf:

@@ -26,7 +26,14 @@ from tripower.runtime.kernel import InvalidRequest
 STOPS_MAX = 16
 STOP_CHARACTERS_MAX = 1024
 LOGIT_BIAS_MAX = 1024
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool", "function": "tool"}
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
 NAME = re.compile(r"[^\s<|\\/>]{1,64}")
 """What OpenAI allows; above all nothing that a control token is made of."""
 UINT64 = 1 << 64
@@ -184,7 +191,8 @@ def _message(index: int, message: MessageIn) -> ChatMessage:
         raise InvalidRequest(f"messages[{index}].role is one of {', '.join(ROLES)}", param=f"messages[{index}].role")
     if message.name is not None and not NAME.fullmatch(message.name):
         raise InvalidRequest(
-            f"messages[{index}].name has at most 64 characters, without spaces and any of <|\\/>", param=f"messages[{index}].name"
+            f"messages[{index}].name has at most 64 characters, without spaces and any of <|\\/>",
+            param=f"messages[{index}].name",
         )
     return ChatMessage(role, _content(index, role, message.content), message.name)
 
@@ -241,7 +249,9 @@ def _one_of(repeat_penalty: float | None, repetition_penalty: float | None) -> f
     if repeat_penalty is None or repetition_penalty is None:
         return repetition_penalty if repeat_penalty is None else repeat_penalty
     if repeat_penalty != repetition_penalty:
-        raise InvalidRequest("repeat_penalty and repetition_penalty are one setting; give one of them", param="repetition_penalty")
+        raise InvalidRequest(
+            "repeat_penalty and repetition_penalty are one setting; give one of them", param="repetition_penalty"
+        )
     return repeat_penalty
 
 

@@ -64,7 +64,7 @@ def _clone_or_copy(file: BinaryIO, growing: HashingFile, size: int, workspace: W
             fcntl.ioctl(target.fileno(), FICLONE, file.fileno())
     except OSError:  # another file system, or one that cannot share blocks
         workspace.store.ensure_room(size)
-        while chunk := file.read(CHUNK_BYTES):
+        while chunk := file.read(min(CHUNK_BYTES, size - growing.size)):  # no further: it may grow as fast as it is read
             growing.write(chunk)
             tell()
         growing.flush()

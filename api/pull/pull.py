@@ -87,22 +87,36 @@ def _stored(wanted: Reference, store: Store, pin: str | None) -> Manifest | None
         other = store.find_source(wanted.source.text)
         if other is None:
             return None
+        present = other
         if wanted.named:
-            present = store.publish(_manifest(wanted, other.format, [Fetched(file, None) for file in other.files]), {})
-        else:
-            present = other
+            files = tuple(Fetched(file, None) for file in other.files)
+            present = store.publish(_manifest(wanted, other.format, files, other.created), {})
     if present.source != wanted.source.text:
         raise store.name_taken(present)
+    if _written_since(wanted, present):
+        return None
     if pin is not None and present.primary.sha256 != pin:
         check_digest(f"{present.name}, already in the store,", present.primary.sha256, pin)
     return present
 
 
+def _written_since(wanted: Reference, present: Manifest) -> bool:
+    """Whether a local file may differ from what was taken from it. Sources elsewhere count as unchanged: `tripower rm` comes first."""
+    if not isinstance(wanted.source, FileSource):
+        return False
+    try:
+        status = wanted.source.path.stat()
+    except OSError:
+        return False
+    return status.st_size != present.primary.size or max(status.st_mtime, status.st_ctime) >= present.created.timestamp()
+
+
 async def _fetch_and_publish(wanted: Reference, key: str, workspace: Workspace) -> Manifest:
+    started = datetime.now(UTC)  # not the end: what is written to a local file while it is read must count as later
     try:
         with mapped_os_errors(workspace.store.home):
             model_format, fetched = await _fetch(wanted, workspace)
-        manifest = await in_thread(_publish, _manifest(wanted, model_format, fetched), fetched, workspace.store)
+        manifest = await in_thread(_publish, _manifest(wanted, model_format, fetched, started), fetched, workspace.store)
     except (ModelRefused, StoreFull):
         workspace.store.discard_partial(key)
         raise
@@ -129,12 +143,12 @@ def _publish(manifest: Manifest, fetched: tuple[Fetched, ...], store: Store) -> 
     return store.publish(manifest, {each.file.sha256: each.path for each in fetched if each.path is not None})
 
 
-def _manifest(wanted: Reference, model_format: str, fetched: tuple[Fetched, ...] | list[Fetched]) -> Manifest:
+def _manifest(wanted: Reference, model_format: str, fetched: tuple[Fetched, ...], created: datetime) -> Manifest:
     return Manifest(
         name=wanted.name,
         source=wanted.source.text,
         format=model_format,
-        created=datetime.now(UTC).replace(microsecond=0),
+        created=created,
         files=tuple(each.file for each in fetched),
     )
 

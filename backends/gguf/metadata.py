@@ -19,6 +19,7 @@ MetadataValue = bool | int | float | str | tuple[str, ...] | NDArray[np.generic]
 Metadata = Mapping[str, MetadataValue]
 
 INT_MAX = 2**31 - 1
+NAME_LENGTH_MAX = 256
 
 
 def require_int(metadata: Metadata, key: str, minimum: int = 0, maximum: int = INT_MAX) -> int:
@@ -53,15 +54,19 @@ def get_float(metadata: Metadata, key: str, default: float, minimum: float = -ma
     return require_float(metadata, key, minimum, maximum) if key in metadata else default
 
 
-def require_string(metadata: Metadata, key: str) -> str:
+def require_string(metadata: Metadata, key: str, length_max: int = NAME_LENGTH_MAX) -> str:
+    """A string of at most `length_max` characters: names are short, and end up in messages and logs."""
     value = _require(metadata, key)
     if not isinstance(value, str):
         raise _wrong_type(key, "a string", value)
+    if len(value) > length_max:
+        raise ModelRefused(f"{key} has {len(value)} characters, more than {length_max}", code="limit_exceeded", param=key)
     return value
 
 
-def get_string(metadata: Metadata, key: str, default: str) -> str:
-    return require_string(metadata, key) if key in metadata else default
+def get_string(metadata: Metadata, key: str, default: str, length_max: int = NAME_LENGTH_MAX) -> str:
+    """Like `require_string`, with a default for a missing key."""
+    return require_string(metadata, key, length_max) if key in metadata else default
 
 
 def get_flag(metadata: Metadata, key: str, default: bool) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tripower.backends.gguf.cursor import STRING_BYTES_MAX
 from tripower.backends.gguf.metadata import Metadata, get_float, get_int, get_string, require_int, require_string
 from tripower.backends.gguf.reader import GgufFile
 from tripower.backends.text.literal_text import LiteralText
@@ -34,7 +35,7 @@ class GgufTextLayer:
         self.recommended = recommended_sampling(metadata)
         self.tokenizer = GgufTokenizer(metadata)
         self.end_tokens = self.tokenizer.vocabulary.end_tokens
-        source = chat_template if chat_template is not None else get_string(metadata, TEMPLATE_KEY, "")
+        source = chat_template if chat_template is not None else get_string(metadata, TEMPLATE_KEY, "", STRING_BYTES_MAX)
         self._template = ChatTemplate(source) if source else None
         self.has_chat_template = self._template is not None
         self._special_texts = _special_texts(self.tokenizer)

@@ -8,7 +8,7 @@ is refused before it is made.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, MappingView, Sized
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Sized, ValuesView
 from contextvars import ContextVar
 from types import NoneType
 
@@ -25,7 +25,7 @@ RENDER_SECONDS_MAX = 10.0
 """A last resort: everything above is counted, this is measured."""
 
 _SCALARS = (bool, int, float, NoneType, Undefined, range)
-_SEQUENCES = (list, tuple, MappingView)
+_SEQUENCES = (list, tuple, KeysView, ValuesView, ItemsView)
 
 
 class BudgetExceeded(Exception):

@@ -176,6 +176,8 @@ class Batch(Generic[T]):
                 raise BrokenStep(f"{rows} rows were evaluated where {pending} were pending")
             if token != NOT_DRAWN and (rows != pending or len(member.output) >= member.max_tokens):
                 raise BrokenStep("a token was drawn where none was due")
+            if token == NOT_DRAWN and 0 < rows == pending and len(member.output) < member.max_tokens:
+                raise BrokenStep("no token was drawn where one was due")
 
     def finish(self, member: Member[T]) -> None:
         """A member is complete; its state is freed with the next job. Idempotent."""

@@ -32,7 +32,7 @@ class Later:
 
 
 LATER = Later()
-"""Returned by a handler that has kept `self.envelope` and will `give` or `fail` it later."""
+"""Returned by a handler that has kept `self.envelope` and will `answer` or `refuse` it later."""
 
 
 def message_types(command: Any) -> frozenset[type[Message]]:

@@ -206,7 +206,7 @@ class Cell:
     # Living. One task.
 
     def prepare(self) -> None:
-        """Make the first instance, so that messages can be sent before its task has run. Raises what the factory raises."""
+        """Make an instance; the first so early that messages can be sent before its task has run. Raises what the factory raises."""
         actor = self._factory()
         actor._cell = self
         self._actor = actor
@@ -218,7 +218,7 @@ class Cell:
         """Keep an instance alive as the supervision says. Raises `ActorFailed` to escalate."""
         crashed = False
         try:
-            while not self._stop_asked.is_set() or not crashed:
+            while True:
                 try:
                     if crashed:
                         self.prepare()
@@ -233,6 +233,7 @@ class Cell:
                     return
                 with trio.move_on_after(pause):
                     await self._stop_asked.wait()
+                    return
         finally:
             self._open = False
             if self.state != "failed":

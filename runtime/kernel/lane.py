@@ -53,6 +53,10 @@ class LaneJob:
         self.stopping = True
         self.request_stop()
 
+    def begin(self) -> Work:
+        """The generator to `advance`. What `work` itself raises becomes the job's error."""
+        return (yield from self.work())
+
     def advance(self, generator: Work) -> bool:
         """Run to the next boundary; True when the job has ended. Blocks; on the lane only."""
         try:
@@ -112,8 +116,10 @@ class _Wakeup:
                     os.write(self.write_fd, b"\x01\0\0\0\0\0\0\0")
 
     def clear(self) -> None:
-        with suppress(BlockingIOError):
-            os.read(self.read_fd, 4096)
+        with self._lock:
+            if not self._closed:
+                with suppress(BlockingIOError):
+                    os.read(self.read_fd, 4096)
 
     def close(self) -> None:
         with self._lock:
@@ -169,7 +175,7 @@ class Lane:
                 if item is None:
                     open_ = False
                 else:
-                    active.append((*item, item[0].work()))
+                    active.append((*item, item[0].begin()))
             if active:
                 job, port, generator = active.popleft()
                 if job.advance(generator):
@@ -204,7 +210,7 @@ class ThreadPort:
         return self._passed + sum(job.boundaries for job in self._running)
 
     async def run(self) -> None:
-        while True:
+        while not self._closed:  # it may be closed in the very turn in which the descriptor woke us
             await trio.lowlevel.wait_readable(self._wakeup.read_fd)
             self._wakeup.clear()
             # Progress first, so that everything a job committed is heard before its end.
@@ -239,7 +245,7 @@ class InlineLane:
         self._running: LaneJob | None = None
 
     def submit(self, job: LaneJob) -> None:
-        self._jobs.append((job, job.work()))
+        self._jobs.append((job, job.begin()))
         self._arrived.set()
 
     def signal(self) -> None:

@@ -31,7 +31,9 @@ class ActorStatistics(msgspec.Struct, frozen=True, kw_only=True):
     refused: int
     """Answered with an error of ours."""
     expired: int
+    """The deadline passed while the message was queued, handled or kept for later."""
     abandoned: int
+    """Whoever asked gave up before the deadline."""
     gone: int
     """Answered with `ActorGone`."""
     crashes: int

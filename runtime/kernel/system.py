@@ -43,9 +43,13 @@ class ActorSystem:
             raise ValueError(f"an actor named {name} is already there")
         cell = Cell(factory, name=name, parent=parent, supervision=supervision or Supervision(), system=self)
         cell.prepare()
-        self._cells[name] = cell
         nursery.start_soon(cell.run, name=f"actor:{name}")
+        self._cells[name] = cell
         return Ref(cell)
+
+    def close(self) -> None:
+        """Cancel every actor. Synchronous."""
+        self._nursery.cancel_scope.cancel(reason="the actor system was closed")
 
     def forget(self, cell: Cell) -> None:
         """An actor has ended. One that failed stays visible until its name is used again or the system ends."""
@@ -68,8 +72,21 @@ async def open_actor_system(
 ) -> AsyncIterator[ActorSystem]:
     """A system for the length of the block; leaving it cancels every actor and waits for their `on_end`.
 
+    A cancellation from outside reaches the block only, not the actors: whoever opened the system can still end them in order.
     An actor that escalates at the root ends the block with `ActorFailed` in an exception group.
     """
     async with trio.open_nursery() as nursery:
-        yield ActorSystem(nursery, on_instance)
-        nursery.cancel_scope.cancel(reason="the actor system was closed")
+        system: ActorSystem = await nursery.start(_host, on_instance)
+        try:
+            yield system
+        finally:
+            system.close()
+
+
+async def _host(
+    on_instance: Callable[[str, Actor[Any]], None], *, task_status: trio.TaskStatus[ActorSystem] = trio.TASK_STATUS_IGNORED
+) -> None:
+    with trio.CancelScope(shield=True):
+        async with trio.open_nursery() as nursery:
+            task_status.started(ActorSystem(nursery, on_instance))
+            await trio.sleep_forever()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tripower.api.pull import PullProgress, display_name, ensure_model, from_file, obtain, pull, resolve
+from tripower.api.pull.pull import pull_blocking
 from tripower.runtime.kernel.errors import InvalidRequest, ModelRefused, NotFound, Unavailable
 from tripower.runtime.store import DigestMismatch, HashingFile, Store, StoreFull
 
@@ -44,6 +45,19 @@ async def test_a_local_file_is_copied_so_that_later_writes_to_it_do_no_harm(stor
     assert manifest.primary.sha256 == hashlib.sha256(BODY).hexdigest()
     assert [each.stage for each in told if each.stage != "verifying"] == ["stored"]
     assert told[-2].completed == told[-2].total == len(BODY)
+
+
+def test_a_file_that_was_rewritten_is_taken_again_and_one_that_was_not_is_left(store: Store, model: Path) -> None:
+    told: list[PullProgress] = []
+    pull_blocking(str(model), store=store)
+    pull_blocking(str(model), store=store, progress=told.append)
+    assert [each.stage for each in told] == ["already_stored"]
+    model.write_bytes(b"GGUF" + b"x" * (len(BODY) - 4))
+    manifest = pull_blocking(str(model), store=store)
+    assert store.path(manifest).read_bytes() == model.read_bytes()
+    assert len(list((store.home / "blobs").iterdir())) == 1
+    model.unlink()
+    assert pull_blocking(str(model), store=store) == manifest
 
 
 async def test_a_file_system_that_shares_blocks_is_used(store: Store, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,54 @@
+# Everything that a fresh clone needs: Python 3.11 or newer, make, and a package index that pip can reach.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+MODEL ?= smollm2
+PROMPT ?= Explain in two sentences why the sky is blue.
+TORCH = torch>=2.11,<2.14
+
+.PHONY: run serve test long lint types bench docs clean
+
+# Torch first and alone: where a machine offers its own build, that one is taken.
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tripower needs Python 3.11 or newer; set PYTHON=…")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q "$(TORCH)"
+	$(BIN)/python -m pip install -q -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install -q -e ".[dev]"
+	@touch $@
+
+run: $(VENV)/.installed
+	$(BIN)/tripower run $(MODEL) "$(PROMPT)"
+
+serve: $(VENV)/.installed
+	$(BIN)/tripower serve $(MODEL)
+
+# Where no index is reachable the pulls fail, and the tests that need a model are skipped with that reason.
+test: $(VENV)/.installed-dev
+	-$(BIN)/tripower pull smollm2
+	-$(BIN)/tripower pull gemma3-270m
+	$(BIN)/python -m pytest -m "not long"
+
+long: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m long
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+bench: $(VENV)/.installed-dev
+	mkdir -p bench/results
+	$(BIN)/tripower bench overhead --out bench/results/overhead.json
+	$(BIN)/tripower bench serving --model smollm2 --concurrency 1,4,8 --peer llamacpp --out bench/results/serving.json
+
+docs: $(VENV)/.installed-dev
+	$(BIN)/python docs/generate_messages.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

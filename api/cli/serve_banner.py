@@ -1,0 +1,63 @@
+"""What `tripower serve` says when it is ready: where, what, how much, and a line to paste."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from ipaddress import ip_address
+
+import msgspec
+
+from tripower.actors.model_registry import ReadyModel
+from tripower.actors.runtime import RuntimePlan
+from tripower.api.cli.terminal import size
+from tripower.api.version import VERSION
+from tripower.runtime.configuration import Configuration
+
+
+def banner(configuration: Configuration, url: str, plan: RuntimePlan, ready: Mapping[str, ReadyModel]) -> str:
+    """The block. `ready` has the models that are loaded; the others of the plan load when they are asked for."""
+    queue = plan.limits.queue
+    backends = sorted({source.backend for source in plan.sources})
+    lines = [f"tripower {VERSION} listens at {url}", ""]
+    for source in plan.sources:
+        lines.append(f"  model     {source.name}{model_figures(ready.get(source.name))}")
+    lines += [
+        f"  engine    {', '.join(backends)}, {plan.limits.threads} thread{'' if plan.limits.threads == 1 else 's'}",
+        f"  seats     {queue.members_max} answer at the same time, {queue.waiting_max} may wait",
+        f"  keys      off{'' if is_loopback(configuration.server.host) else ': everyone who can reach this address may use it'}",
+        "",
+        f"  {curl_line(url, plan, ready)}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def model_figures(ready: ReadyModel | None) -> str:
+    """What is known of a model, behind its name."""
+    if ready is None:
+        return ", loaded when it is first asked for"
+    info = ready.info
+    figures = [f"context {info.context_max}"]
+    if info.parameters:
+        figures += [f"{info.parameters / 1e6:.0f} M parameters", f"{size(info.weight_bytes)} in memory"]
+    return ", " + ", ".join(figures)
+
+
+def curl_line(url: str, plan: RuntimePlan, ready: Mapping[str, ReadyModel]) -> str:
+    """A request that works when it is pasted into a shell: a chat, where the first model has a template for it."""
+    name = plan.sources[0].name
+    first = ready.get(name)
+    if first is None or first.text.has_chat_template:
+        path, body = "chat/completions", {"model": name, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
+    else:
+        path, body = "completions", {"model": name, "prompt": "The sky is blue because"}
+    return f"curl {url}/v1/{path} -H 'content-type: application/json' -d {shlex.quote(msgspec.json.encode(body).decode())}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach it."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

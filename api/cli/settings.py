@@ -1,0 +1,56 @@
+"""The configuration that a command line stands for, and the logs that it wants."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Literal
+
+from tripower.runtime.configuration import Configuration, InvalidSettings, Violation, load_configuration
+
+LEVELS = ("debug", "info", "warning", "error")
+LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def read_configuration(arguments: argparse.Namespace, **options: object) -> Configuration:
+    """File, environment and command line, checked once. `options` are by path with `__` for the dot, and win over `--set`.
+
+    Blocks for one small file. Raises `InvalidSettings` with everything that is wrong; nothing has been opened by then.
+    """
+    flags: dict[str, object] = dict(arguments.set)
+    flags |= {name.replace("__", "."): value for name, value in options.items() if value is not None}
+    file = Path(arguments.config).expanduser() if arguments.config else None
+    return load_configuration(file=file, environment=os.environ, flags=flags)
+
+
+class _OneLine(logging.Formatter):
+    """No tracebacks: those are for `--debug`."""
+
+    def formatException(self, ei: object) -> str:
+        return ""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return super().format(record).rstrip()
+
+
+def configure_logs(arguments: argparse.Namespace, *, normally: Literal["info", "silent"]) -> None:
+    """Send our logs to standard error. `TRIPOWER_LOG` names a level; `--debug` shows everything, tracebacks too.
+
+    `silent` is for commands that do one thing: what an actor logs reaches them as an error anyway, so only the store's warnings show.
+    Raises `InvalidSettings` for a level that does not exist.
+    """
+    asked = "debug" if arguments.debug else os.environ.get("TRIPOWER_LOG", "").lower()
+    if asked and asked not in LEVELS:
+        raise InvalidSettings([Violation("TRIPOWER_LOG", f"one of {', '.join(LEVELS)}", repr(asked), "environment")])
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        logging.Formatter(LINE) if asked == "debug" else _OneLine(LINE if asked or normally == "info" else "%(message)s")
+    )
+    ours = logging.getLogger("tripower")
+    ours.handlers[:] = [handler]
+    ours.propagate = False
+    ours.setLevel(asked.upper() or ("INFO" if normally == "info" else logging.CRITICAL))
+    logging.getLogger("tripower.runtime.store").setLevel(logging.NOTSET if asked or normally == "info" else logging.WARNING)

@@ -1,0 +1,61 @@
+"""How things look: what goes to a terminal may be dim and must be harmless, what goes anywhere else is plain."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TextIO
+
+DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+_HARMFUL = {code: "\ufffd" for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t"}
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a person looks at it."""
+    try:
+        return stream.isatty()
+    except ValueError:  # it is closed
+        return False
+
+
+def dim(text: str, stream: TextIO) -> str:
+    """The text in a dimmer shade, where the stream can show one."""
+    styled = is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return f"{DIM}{text}{PLAIN}" if styled else text
+
+
+def note(text: str) -> None:
+    """One dim line on standard error."""
+    sys.stdout.flush()
+    print(dim(text, sys.stderr), file=sys.stderr, flush=True)
+
+
+def write(text: str) -> None:
+    """Text of a model to standard output, at once. A terminal gets no control characters from it. May block, as writing does."""
+    if not text:
+        return
+    sys.stdout.write(text.translate(_HARMFUL) if is_terminal(sys.stdout) else text)
+    sys.stdout.flush()
+
+
+def size(count: float) -> str:
+    """Bytes in binary units, one decimal: `93.8 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def table(rows: Sequence[tuple[str, ...]]) -> str:
+    """Columns as wide as their widest cell, two spaces apart."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def tolerate_any_text() -> None:
+    """Let a terminal without Unicode show question marks rather than end the program."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")

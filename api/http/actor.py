@@ -1,0 +1,118 @@
+"""The API actor owns the listener. It starts on sockets that were bound before any model was loaded, and ends by draining.
+
+Each request is a task of its connection, which asks the other actors for itself; no request passes through this actor's inbox.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, assert_never
+
+import trio
+
+from tripower.actors.runtime import Runtime
+from tripower.api.http.application import Application
+from tripower.api.http.binding import BoundSockets
+from tripower.api.http.figures import ApiStatistics, Figures
+from tripower.api.http.listener import Listener
+from tripower.api.http.service import Service
+from tripower.runtime.configuration import Configuration
+from tripower.runtime.kernel import LATER, Actor, Ask, Envelope, Message, Overloaded, Ref
+
+log = logging.getLogger("tripower.http")
+
+LAST_WORDS_SECONDS = 1.0
+"""Time for interrupted requests to tell their clients, before their connections are cut."""
+
+
+class Drain(Ask["Drained"], frozen=True):
+    """Stop accepting, refuse new work, let running requests finish, interrupt the rest. Answered when no connection is left.
+
+    A second one may only shorten the time that the first allowed.
+    """
+
+    timeout_seconds: float | None = None
+    """Time for running requests; None takes `server.drain_timeout_s`, 0 interrupts at once."""
+
+
+class Drained(Message, frozen=True):
+    """No connection is open. So many requests had to be interrupted."""
+
+    interrupted: int
+
+
+Command = Drain
+
+
+class ApiActor(Actor[Command]):
+    """See the module. The sockets stay with whoever bound them until a drain closes them, so that a restart finds them open."""
+
+    def __init__(self, runtime: Runtime, configuration: Configuration, bound: BoundSockets, figures: Figures) -> None:
+        self._runtime = runtime
+        self._drain_seconds = configuration.server.drain_timeout_s
+        self._figures = figures
+        self._url = bound.url
+        service = Service(runtime, configuration.server, configuration.scheduler, figures)
+        self._application = Application(service)
+        self._listener = Listener(self._application, bound.sockets, configuration.server)
+        self._listening = trio.CancelScope()
+        self._patience = trio.CancelScope()
+        self._waiting: list[Envelope] = []
+        self._interrupted = 0
+
+    async def on_start(self) -> None:
+        self.start_soon(self._listen, name="listener")
+
+    async def on_message(self, message: Command) -> Any:
+        match message:
+            case Drain():
+                return self._drain(message)
+        assert_never(message)
+
+    async def _listen(self) -> None:
+        with self._listening:
+            await self._listener.run()
+
+    def _drain(self, message: Drain) -> Any:
+        seconds = self._drain_seconds if message.timeout_seconds is None else message.timeout_seconds
+        self._patience.deadline = min(self._patience.deadline, trio.current_time() + seconds)
+        if not self._waiting:
+            self._runtime.begin_drain()
+            self._listener.drain()
+            self.start_soon(self._run_drain, name="drain")
+        self._waiting.append(self.envelope)
+        return LATER
+
+    async def _run_drain(self) -> None:
+        with self._patience:
+            await self._listener.wait_quiet()
+        if self._patience.cancelled_caught:
+            stopping = Overloaded("the server is shutting down", code="draining", retry_after=5.0)
+            for exchange in list(self._application.active):
+                self._interrupted += 1
+                exchange.interrupt(stopping)
+            with trio.move_on_after(LAST_WORDS_SECONDS):
+                await self._listener.wait_quiet()
+            self._listening.cancel(reason="the drain is over")
+            await self._listener.wait_quiet()
+        waiting, self._waiting = self._waiting, []
+        for envelope in waiting:
+            envelope.answer(Drained(self._interrupted))
+
+    def statistics(self) -> ApiStatistics:
+        return self._figures.statistics(
+            url=self._url,
+            draining=self._listener.draining,
+            open_connections=self._listener.open_connections,
+            active_requests=len(self._application.active),
+            accepted_connections=self._listener.accepted,
+        )
+
+
+def start_api(runtime: Runtime, configuration: Configuration, bound: BoundSockets, *, name: str = "api") -> Ref[Command]:
+    """Serve a runtime on bound sockets from now on. Synchronous; requests are answered as soon as the loop turns.
+
+    End it with `await ref.ask(Drain())`, then leave the runtime.
+    """
+    figures = Figures()
+    return runtime.system.spawn(lambda: ApiActor(runtime, configuration, bound, figures), name=name)

@@ -1,0 +1,65 @@
+"""What the HTTP service is measured against: the least that an ASGI application on the same Hypercorn can do.
+
+    python -m tripower.bench.bare_app --port PORT --answer BYTES --event BYTES --events COUNT
+
+It reads the body of every request. A path that ends in `/stream` gets so many events of that many bytes, each written on its own; every
+other path gets one fixed JSON answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import trio
+from hypercorn.config import Config
+from hypercorn.trio import serve
+
+JSON_HEADERS = [(b"content-type", b"application/json")]
+STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+
+class BareApp:
+    """See the module."""
+
+    def __init__(self, *, answer_bytes: int, event_bytes: int, events: int) -> None:
+        self._answer = b'{"text":"' + b"x" * (answer_bytes - 11) + b'"}'
+        self._answer_headers = [*JSON_HEADERS, (b"content-length", str(len(self._answer)).encode())]
+        self._event = b"data: " + b"x" * (event_bytes - 8) + b"\n\n"
+        self._events = events
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError("only http")  # tells the server that there is no lifespan
+        while (await receive()).get("more_body"):
+            continue
+        if scope["path"].endswith("/stream"):
+            await self._stream(send)
+        else:
+            await send({"type": "http.response.start", "status": 200, "headers": self._answer_headers})
+            await send({"type": "http.response.body", "body": self._answer})
+
+    async def _stream(self, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+        for _ in range(self._events):
+            await send({"type": "http.response.body", "body": self._event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    for name in ("port", "answer", "event", "events"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    options = parser.parse_args()
+    config = Config()
+    config.bind = [f"127.0.0.1:{options.port}"]
+    config.errorlog = None
+    config.accesslog = None
+    config.include_server_header = False
+    config.keep_alive_max_requests = 2**62
+    app = BareApp(answer_bytes=options.answer, event_bytes=options.event, events=options.events)
+    trio.run(serve, app, config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""The step table and the Python loop over it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tripower.backends.toy import ToyEngine
+from tripower.runtime.engine import SamplingParameters, StepRow, StepTable, run_steps
+from tripower.runtime.engine.step_loop import plan_rows
+from tripower.runtime.engine.step_table import NOT_DRAWN, SIGNAL_FD, STEPS_DONE
+
+END = 7
+
+
+class Parrot(ToyEngine):
+    """Draws the number of the sequence's positions; keeps what it was asked; fails at the step it is told to."""
+
+    def __init__(self, fails_at: int = -1) -> None:
+        super().__init__()
+        self.steps: list[list[StepRow]] = []
+        self._fails_at = fails_at
+
+    def step(self, rows: Sequence[StepRow]) -> list[int]:
+        if len(self.steps) == self._fails_at:
+            raise RuntimeError("failed")
+        self.steps.append(list(rows))
+        return [row.position + len(row.tokens) if row.draw else NOT_DRAWN for row in rows]
+
+
+def new_table(slots_max: int = 4, steps_max: int = 8, rows_max: int = 4, *, steps: int = 8) -> StepTable:
+    table = StepTable(slots_max=slots_max, steps_max=steps_max, rows_max=rows_max)
+    table.clear(steps_max=steps)
+    return table
+
+
+def add(table: StepTable, pending: list[int], remaining: int = 100, *, position: int = 0, ends: frozenset[int] = frozenset()) -> None:
+    table.add(
+        sequence=10 + table.slots,
+        position=position,
+        pending=pending,
+        remaining=remaining,
+        output_index=0,
+        sampling=SamplingParameters(),
+        ends=ends,
+        history=pending,
+        prompt_length=len(pending),
+    )
+
+
+def rows_of(table: StepTable) -> list[tuple[list[int], list[int]]]:
+    return [
+        (table.evaluated[step, : table.slots].tolist(), table.drawn[step, : table.slots].tolist())
+        for step in range(table.steps_done)
+    ]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 20), max_size=8), st.integers(1, 24))
+def test_everybody_gets_a_row_and_prompts_share_the_rest(pending: list[int], rows_max: int) -> None:
+    rows = plan_rows(pending, rows_max)
+    assert all((row > 0) == (count > 0) and row <= count for row, count in zip(rows, pending, strict=True))
+    assert sum(rows) <= max(rows_max, sum(1 for count in pending if count))
+    if any(row < count for row, count in zip(rows, pending, strict=True)):
+        assert sum(rows) >= rows_max  # nothing is left over while somebody could use it
+
+
+@pytest.mark.parametrize(
+    ("pending", "rows_max", "rows"),
+    [
+        ([1, 1, 1], 8, [1, 1, 1]),
+        ([10, 1, 5], 8, [6, 1, 1]),
+        ([3, 1, 5], 8, [3, 1, 4]),
+        ([5, 5, 5], 2, [1, 1, 1]),
+        ([0, 4, 0], 2, [0, 2, 0]),
+        ([], 2, []),
+    ],
+)
+def test_rows_are_shared_in_slot_order(pending: list[int], rows_max: int, rows: list[int]) -> None:
+    assert plan_rows(pending, rows_max) == rows
+
+
+def test_a_long_prompt_is_chunked_beside_a_stream() -> None:
+    table, engine = new_table(rows_max=4, steps=4), Parrot()
+    add(table, [1, 2, 3, 4, 5, 6])
+    add(table, [9], position=3)
+    assert len(list(run_steps(engine, table))) == 4
+    assert rows_of(table) == [
+        ([3, 1], [NOT_DRAWN, 4]),
+        ([3, 1], [6, 5]),
+        ([1, 1], [7, 6]),
+        ([1, 1], [8, 7]),
+    ]
+    assert [row.tokens for row in engine.steps[1]] == [(4, 5, 6), (4,)]
+    assert [row.draw for row in engine.steps[0]] == [False, True]
+
+
+def test_a_slot_ends_with_an_end_token_or_its_last_token() -> None:
+    table, engine = new_table(), Parrot()
+    add(table, [1], remaining=2)
+    add(table, [1], position=5, ends=frozenset({END}))
+    add(table, [1, 2], remaining=0)
+    assert len(list(run_steps(engine, table))) == 2
+    assert rows_of(table) == [([1, 1, 2], [1, 6, NOT_DRAWN]), ([1, 1, 0], [2, 7, NOT_DRAWN])]
+    assert table.pending == [[], [], []]
+    assert table.remaining[:3].tolist() == [0, 98, 0] and table.output_index[:3].tolist() == [2, 2, 0]
+
+
+def test_rows_carry_the_index_of_the_draw_and_the_history() -> None:
+    table, engine = new_table(steps=2), Parrot()
+    add(table, [1, 2])
+    list(run_steps(engine, table))
+    first, second = (rows[0] for rows in engine.steps)
+    assert (first.output_index, first.prompt_length, first.sequence) == (0, 2, 10)
+    assert (second.output_index, second.position, second.tokens) == (1, 2, (2,))
+    assert list(second.history) == [1, 2, 2, 3]  # the table's own list: it has grown with the last draw
+
+
+def test_it_stops_where_it_is_told() -> None:
+    table, engine = new_table(), Parrot()
+    add(table, [1])
+    steps = run_steps(engine, table)
+    next(steps)
+    next(steps)
+    table.request_stop()
+    assert list(steps) == [] and table.steps_done == 2 and len(engine.steps) == 2
+
+
+def test_a_stop_before_the_first_step_runs_none() -> None:
+    table, engine = new_table(), Parrot()
+    add(table, [1])
+    table.request_stop()
+    assert list(run_steps(engine, table)) == [] and table.steps_done == 0
+
+
+def test_a_table_without_slots_runs_no_step() -> None:
+    table = new_table()
+    assert list(run_steps(Parrot(), table)) == [] and table.steps_done == 0
+
+
+def test_a_failing_step_leaves_what_was_committed() -> None:
+    table, engine = new_table(), Parrot(fails_at=1)
+    add(table, [1, 2])
+    steps = run_steps(engine, table)
+    next(steps)
+    with pytest.raises(RuntimeError, match="failed"):
+        next(steps)
+    assert rows_of(table) == [([2], [2])]
+    assert table.pending == [[2]] and table.position[0] == 2
+
+
+def test_each_step_is_signalled_after_it_is_complete() -> None:
+    table, seen = new_table(steps=3), list[tuple[int, int]]()
+    add(table, [1])
+    table.signal = lambda: seen.append((table.steps_done, int(table.drawn[table.steps_done - 1, 0])))
+    list(run_steps(Parrot(), table))
+    assert seen == [(1, 1), (2, 2), (3, 3)]
+
+
+def test_clearing_makes_the_table_new() -> None:
+    table = new_table()
+    add(table, [1])
+    table.set_signal_fd(5)
+    table.request_stop()
+    table.commit([1], [2])
+    table.clear(steps_max=2)
+    assert (table.slots, table.steps_done, table.steps_max, table.stop) == (0, 0, 2, False)
+    assert table.control[SIGNAL_FD] == 0 and table.control[STEPS_DONE] == 0
+
+
+@pytest.mark.parametrize("steps", [0, 9])
+def test_more_steps_than_there_is_room_for_are_a_mistake(steps: int) -> None:
+    with pytest.raises(AssertionError):
+        new_table(steps=steps)
+
+
+def test_more_slots_than_there_is_room_for_are_a_mistake() -> None:
+    table = new_table(slots_max=1)
+    add(table, [1])
+    with pytest.raises(AssertionError):
+        add(table, [1])
+    with pytest.raises(AssertionError):
+        add(new_table(), [])
