@@ -199,21 +199,18 @@ class DeviceActor(Actor[Command]):
         envelope, order = self.envelope, self.envelope.live
         model_box: list[LoadedModel] = []
 
-        def work() -> Generator[None, None, LoadedModel | None]:
+        def work() -> Generator[None, None, None]:
             for model in order.backend.load(message.specification, order.progress):
                 if model is not None:
                     model_box.append(model)
                 yield
-            return model_box[0] if model_box else None
 
-        def done(model: LoadedModel | None, error: TripowerError | None) -> None:
-            if error is None and model is None and model_box:
-                model = model_box[0]  # stopped after the last boundary: it is there all the same
-            if error is not None:
-                envelope.refuse(error)
-            elif model is None:
-                envelope.refuse(ModelRefused("the load was stopped", code="load_stopped"))
-            elif not envelope.answer(model):
+        def done(_result: Any, error: TripowerError | None) -> None:
+            model = model_box[0] if model_box else None  # it may be there although the job was stopped or failed at its end
+            if error is None and model is not None and envelope.answer(model):
+                return
+            envelope.refuse(error or ModelRefused("the load was stopped", code="load_stopped"))
+            if model is not None:
                 self._close_engine(message.specification.name, model.engine, lambda _result, _error: None)
 
         job = self._submit(f"load {message.specification.name}", work, done)

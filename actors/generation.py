@@ -62,6 +62,7 @@ class Generation:
         assert not self._entered, "a generation is entered once"
         self._entered = True
         self._token = trio.lowlevel.current_trio_token()
+        check_request(self._request)
         ready = await self._find(self._request.model, self._deadline)
         prompt = await self._prepare(ready)
         sampling = choose_sampling(self._request.sampling, ready.text.recommended)
@@ -147,8 +148,6 @@ class Generation:
     async def _prepare(self, ready: ReadyModel) -> list[int]:
         """Prompt to tokens."""
         request = self._request
-        if (request.messages is None) == (request.prompt is None):
-            raise InvalidRequest("give either messages or a prompt", param="messages")
         if request.messages is not None:
             messages = request.messages
             size = sum(len(message.content) for message in messages)
@@ -172,6 +171,16 @@ async def _run(size: int, work: Callable[[], list[int]]) -> list[int]:
     if size <= INLINE_CHARACTERS:
         return work()
     return await trio.to_thread.run_sync(work)
+
+
+def check_request(request: GenerationRequest) -> None:
+    """Raise `InvalidRequest` for what is wrong whatever the model, before one is loaded."""
+    if (request.messages is None) == (request.prompt is None):
+        raise InvalidRequest("give either messages or a prompt", param="messages")
+    if request.max_tokens is not None and request.max_tokens < 0:
+        raise InvalidRequest("max_tokens must not be negative", param="max_tokens")
+    if "" in request.stop:
+        raise InvalidRequest("a stop string is empty", param="stop")
 
 
 def choose_sampling(choices: SamplingChoices, recommended: SamplingParameters) -> SamplingParameters:

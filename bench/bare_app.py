@@ -1,8 +1,8 @@
 """What the HTTP service is measured against: the least that an ASGI application on the same Hypercorn can do.
 
-    python -m tripower.bench.bare_app --port PORT --answer BYTES --event BYTES --events COUNT
+    python -m tripower.bench.bare_app --port PORT --answer BYTES --event BYTES --events COUNT [--our-listener]
 
-It reads the body of every request. A path that ends in `/stream` gets so many events of that many bytes, each written on its own; every
+It runs on Hypercorn's own Trio server, or on our listener, which has Hypercorn's protocol on a transport of ours. It reads the body of every request. A path that ends in `/stream` gets so many events of that many bytes, each written on its own; every
 other path gets one fixed JSON answer.
 """
 
@@ -15,6 +15,7 @@ import trio
 from hypercorn.config import Config
 from hypercorn.trio import serve
 
+KEEP_ALIVE_REQUESTS = 2**62
 JSON_HEADERS = [(b"content-type", b"application/json")]
 STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
@@ -50,15 +51,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     for name in ("port", "answer", "event", "events"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--our-listener", action="store_true")
     options = parser.parse_args()
+    app = BareApp(answer_bytes=options.answer, event_bytes=options.event, events=options.events)
+    if options.our_listener:
+        trio.run(_serve_on_our_listener, app, options.port)
+    else:
+        trio.run(serve, app, _hypercorn(options.port))
+
+
+def _hypercorn(port: int) -> Config:
+    """Nothing that costs: no logs, no `server` header, connections that are kept."""
     config = Config()
-    config.bind = [f"127.0.0.1:{options.port}"]
+    config.bind = [f"127.0.0.1:{port}"]
     config.errorlog = None
     config.accesslog = None
     config.include_server_header = False
-    config.keep_alive_max_requests = 2**62
-    app = BareApp(answer_bytes=options.answer, event_bytes=options.event, events=options.events)
-    trio.run(serve, app, config)
+    config.keep_alive_max_requests = KEEP_ALIVE_REQUESTS
+    return config
+
+
+async def _serve_on_our_listener(app: BareApp, port: int) -> None:
+    from tripower.api.http import bind
+    from tripower.api.http.listener import Listener
+    from tripower.runtime.configuration import ServerSettings
+
+    settings = ServerSettings(host="127.0.0.1", port=port)
+    with bind(settings) as bound:
+        await Listener(app, bound.sockets, settings).run()
 
 
 if __name__ == "__main__":

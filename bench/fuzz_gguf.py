@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
@@ -176,14 +176,16 @@ def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="fuzz the GGUF reader and what is built from model files")
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="tripower bench fuzz-gguf", description="fuzz the GGUF reader and what is built from model files"
+    )
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--corpus", type=Path, default=Path("tests/backends/gguf_corpus"))
     parser.add_argument("--keep", action="store_true", help="keep the smallest file for each kind of refusal")
     add_report_options(parser)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     begin = time.perf_counter()
     result = run(options.cases, options.seed, options.corpus, keep=options.keep)
     failures = result["failures"]

@@ -46,14 +46,17 @@ TEXTS = (
 class Draft:
     """A file as its parts, before it is written."""
 
-    def __init__(self, metadata: dict[str, object], tensors: list[Tensor], version: int = 3) -> None:
+    def __init__(self, metadata: dict[str, object], tensors: list[Tensor], version: int = 3, alignment: int = 32) -> None:
         self.pairs: list[tuple[str, object]] = list(metadata.items())
         self.tensors = tensors
         self.version = version
+        self.alignment = alignment
         self.tensor_count: int | None = None
 
     def write(self) -> bytes:
-        return write_gguf(self.pairs, self.tensors, version=self.version, tensor_count=self.tensor_count)
+        return write_gguf(
+            self.pairs, self.tensors, version=self.version, alignment=self.alignment, tensor_count=self.tensor_count
+        )
 
 
 def seeds() -> list[Callable[[], Draft]]:
@@ -71,7 +74,7 @@ def seeds() -> list[Callable[[], Draft]]:
     return [
         lambda: Draft({"general.architecture": "llama"}, list(few)),
         lambda: Draft(every_type | arrays, list(few), version=2),
-        lambda: Draft({"general.alignment": 64}, list(kinds)),
+        lambda: Draft({"general.alignment": 64}, list(kinds), alignment=64),
         lambda: model(byte_level_metadata(more={"tokenizer.chat_template": TEMPLATE})),
         lambda: model(byte_level_metadata("llama-bpe", more={"general.sampling.temp": 0.7, "general.sampling.top_k": 20})),
         lambda: model(sentencepiece_metadata()),

@@ -40,11 +40,11 @@ def measure(parts: Sequence[str], *, quick: bool, progress: Progress) -> list[Ce
     """The cells of these parts. Blocks: minutes, or seconds when `quick`."""
     cells: list[Cell] = []
     if "kernel" in parts:
-        cells += kernel_cells(rounds=2 if quick else 10, count=300 if quick else 20_000, progress=progress)
+        cells += kernel_cells(rounds=1 if quick else 10, count=200 if quick else 20_000, progress=progress)
     if "step" in parts:
-        cells += step_cells(rounds=2 if quick else 10, steps=16 if quick else 250, progress=progress)
+        cells += step_cells(rounds=1 if quick else 10, steps=16 if quick else 250, progress=progress)
     if "http" in parts:
-        rounds, requests = (2, 16) if quick else (10, 800)
+        rounds, requests = (1, 16) if quick else (10, 800)
 
         async def http() -> list[Cell]:
             return await http_cells(rounds=rounds, requests=requests, progress=progress)

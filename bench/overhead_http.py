@@ -7,7 +7,7 @@ client costs neither of them anything.
 
 from __future__ import annotations
 
-import contextlib
+from contextlib import AsyncExitStack
 
 import msgspec
 import trio
@@ -41,32 +41,45 @@ def chat_body(model: str, tokens: int, *, stream: bool) -> bytes:
 
 async def http_cells(*, rounds: int, requests: int, progress: Progress) -> list[Cell]:
     """All HTTP cells; `requests` whole answers a block, an eighth of that as streams. Blocks."""
-    async with running_server(serve_command("toy", "paced=toy:1000"), name="tripower serve", ready_path="/ready") as ours:
-        answer_bytes, event_bytes = await _sizes(ours)
-        bare = module_command(
-            "tripower.bench.bare_app",
-            *("--port", "{port}", "--answer", str(answer_bytes), "--event", str(event_bytes), "--events", str(EVENTS)),
-        )
-        async with running_server(bare, name="the bare application") as peer:
-            measure = _Measure(ours, peer, rounds, progress)
-            whole = await measure.cell(
-                "HTTP, whole answer", chat_body("toy", 1, stream=False), PATH, requests, Target("ratio", "<=", 1.3)
-            )
-            streamed = await measure.cell(
-                f"HTTP, stream of {EVENTS}",
-                chat_body("toy", EVENTS, stream=True),
+    streams = max(1, requests // 8)
+    whole, burst = chat_body("toy", 1, stream=False), chat_body("toy", EVENTS, stream=True)
+    paced = chat_body("paced", EVENTS, stream=True)
+    async with AsyncExitStack() as running:
+
+        async def start(command: list[str], name: str, ready_path: str = "/") -> Server:
+            return await running.enter_async_context(running_server(command, name=name, ready_path=ready_path))
+
+        ours = await start(serve_command("toy", "paced=toy:1000"), "tripower serve", "/ready")
+        sizes = await _sizes(ours)
+        bare = await start(bare_command(*sizes), "the bare application")
+        same = await start([*bare_command(*sizes), "--our-listener"], "the bare application on our listener")
+        measure = _Measure(ours, rounds, progress)
+        on_hypercorn = "processor time a request; peer: a bare application on Hypercorn"
+        return [
+            await measure.cell("HTTP, whole answer", whole, bare, PATH, requests, Target("ratio", "<=", 1.3), on_hypercorn),
+            await measure.cell(
+                "the same, bare on our listener", whole, same, PATH, requests, None, "peer: on our own listener"
+            ),
+            await measure.cell(
+                f"HTTP, stream of {EVENTS}", burst, bare, "/stream", streams, Target("ratio", "<=", 1.0), on_hypercorn
+            ),
+            await measure.cell(
+                "the same, a step of 1 ms",
+                paced,
+                bare,
                 "/stream",
-                max(1, requests // 8),
-                Target("ratio", "<=", 1.0),
-            )
-            paced = await measure.cell(
-                f"HTTP, stream of {EVENTS}, paced",
-                chat_body("paced", EVENTS, stream=True),
-                "/stream",
-                max(1, requests // 8),
+                streams,
                 None,
-            )
-    return [whole, streamed, paced]
+                "every token is written on its own on both sides",
+            ),
+        ]
+
+
+def bare_command(answer_bytes: int, event_bytes: int) -> list[str]:
+    arguments = {"port": "{port}", "answer": answer_bytes, "event": event_bytes, "events": EVENTS}
+    return module_command(
+        "tripower.bench.bare_app", *(text for name, value in arguments.items() for text in (f"--{name}", str(value)))
+    )
 
 
 async def _sizes(server: Server) -> tuple[int, int]:
@@ -85,32 +98,32 @@ async def _sizes(server: Server) -> tuple[int, int]:
 
 
 class _Measure:
-    """Blocks against two running servers."""
+    """Blocks of the same requests against ours and against a peer, both running."""
 
-    def __init__(self, ours: Server, peer: Server, rounds: int, progress: Progress) -> None:
-        self._ours, self._peer = ours, peer
+    def __init__(self, ours: Server, rounds: int, progress: Progress) -> None:
+        self._ours = ours
         self._rounds = rounds
         self._progress = progress
 
-    async def cell(self, name: str, body: bytes, bare_path: str, requests: int, target: Target | None) -> Cell:
+    async def cell(
+        self, name: str, body: bytes, bare: Server, bare_path: str, requests: int, target: Target | None, note: str
+    ) -> Cell:
         async def ours() -> float:
             return await cpu_per_request(self._ours, build_request("POST", PATH, body), requests)
 
         async def peer() -> float:
-            return await cpu_per_request(self._peer, build_request("POST", bare_path, body), requests)
+            return await cpu_per_request(bare, build_request("POST", bare_path, body), requests)
 
-        await ours(), await peer()  # fills every cache on both sides
-        paired = summarise(await alternate_async(ours, peer, rounds=self._rounds, label=name, progress=self._progress))
-        note = "processor time a request; peer: a bare application on Hypercorn"
-        if target is None:
-            note = "a step of 1 ms, so every token is written on its own on both sides; " + note
-        return paired_cell(name, paired, unit="µs", target=target, note=note)
+        await ours()  # fills every cache on both sides
+        await peer()
+        rounds = await alternate_async(ours, peer, rounds=self._rounds, label=name, progress=self._progress)
+        return paired_cell(name, summarise(rounds), unit="µs", target=target, note=note)
 
 
 async def cpu_per_request(server: Server, request: bytes, requests: int) -> float:
     """Processor time that the server takes for one of these requests, in microseconds. Blocks."""
     each = max(1, requests // CONNECTIONS)
-    async with contextlib.AsyncExitStack() as opened:
+    async with AsyncExitStack() as opened:
         connections = [await opened.enter_async_context(HttpConnection(server.port)) for _ in range(CONNECTIONS)]
         for connection in connections:  # connecting is not what is measured
             await _repeat(connection, request, 1)

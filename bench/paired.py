@@ -23,7 +23,7 @@ import msgspec
 Side = Literal["ours", "peer"]
 Progress = Callable[[str], None]
 Figure = TypeVar("Figure")
-Rounds: TypeAlias = list[tuple[Sequence[Side], list[Figure]]]
+Rounds: TypeAlias = Sequence[tuple[Sequence[Side], Sequence[Figure]]]
 """For every round, the order of its sides and what its three blocks returned."""
 
 ORDERS: tuple[tuple[Side, Side, Side], ...] = (("ours", "peer", "ours"), ("peer", "ours", "peer"))
@@ -99,7 +99,7 @@ def alternate(
 ) -> Rounds[Figure]:
     """Run both in alternating blocks; each call is one block and returns its figures. Blocks for all of it."""
     sides: dict[Side, Callable[[], Figure]] = {"ours": ours, "peer": peer}
-    done: Rounds[Figure] = []
+    done: list[tuple[Sequence[Side], Sequence[Figure]]] = []
     for number, order in enumerate(block_order(rounds), 1):
         progress(f"{label}: round {number} of {rounds}")
         values = []
@@ -120,7 +120,7 @@ async def alternate_async(
 ) -> Rounds[Figure]:
     """`alternate` for blocks that run in the caller's Trio loop."""
     sides: dict[Side, Callable[[], Awaitable[Figure]]] = {"ours": ours, "peer": peer}
-    done: Rounds[Figure] = []
+    done: list[tuple[Sequence[Side], Sequence[Figure]]] = []
     for number, order in enumerate(block_order(rounds), 1):
         progress(f"{label}: round {number} of {rounds}")
         values = []

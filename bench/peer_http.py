@@ -39,6 +39,11 @@ def peer_options(about: str | None) -> argparse.Namespace:
 
 def serve_peer(generate: Generate, port: int) -> None:
     """Answer on `port` until the process is ended."""
+    peer_server(generate, port).serve_forever()
+
+
+def peer_server(generate: Generate, port: int) -> ThreadingHTTPServer:
+    """A server on `port`, bound but not running."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -77,7 +82,7 @@ def serve_peer(generate: Generate, port: int) -> None:
     class Threads(ThreadingHTTPServer):
         request_queue_size = 256
 
-    Threads(("127.0.0.1", port), Handler).serve_forever()
+    return Threads(("127.0.0.1", port), Handler)
 
 
 def event_of(piece: Piece) -> dict[str, Any]:

@@ -17,6 +17,9 @@ from typing import Any
 
 from tripower.bench.peer_http import Piece, peer_options, serve_peer
 
+SENDING = threading.Lock()
+"""A `Runner` cannot be borrowed by two threads at once; the streams that it returns are independent."""
+
 
 def main() -> None:
     options = peer_options(__doc__)
@@ -32,7 +35,7 @@ def _load(model: str, sequences: int) -> Any:
     from mistralrs import Runner, Which
 
     path = Path(model)
-    source = Which.GGUF(quantized_model_id=str(path.parent), quantized_filename=path.name)
+    source: Any = Which.GGUF(quantized_model_id=str(path.parent), quantized_filename=path.name)
     return Runner(which=source, max_seqs=sequences, prefix_cache_n=0, token_source="none")
 
 
@@ -42,7 +45,9 @@ def _generate(runner: Any, prompt: str, tokens: int) -> Iterator[Piece]:
     request = ChatCompletionRequest(
         messages=prompt, model="default", max_tokens=tokens, temperature=0.0, stream=True, ignore_eos=True
     )
-    for chunk in runner.send_chat_completion_request(request):
+    with SENDING:
+        chunks = runner.send_chat_completion_request(request)
+    for chunk in chunks:
         text = chunk.choices[0].delta.content or "" if chunk.choices else ""
         usage = chunk.usage
         yield Piece(text, usage.prompt_tokens, usage.completion_tokens) if usage else Piece(text)
@@ -56,7 +61,7 @@ def _runs_batches(runner: Any) -> bool:
         try:
             for _ in _generate(runner, f"Number {number} is", 2):
                 continue
-        except ValueError:
+        except Exception:  # noqa: BLE001 - whatever it raises, it cannot do it
             failed.set()
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]

@@ -43,6 +43,8 @@ class Service(Protocol):
         """Stream one answer. Blocks until it is complete. Raises `TripowerError`; may be cancelled at any time."""
 
 
+TEMPERATURE = 0.7
+"""Where neither the user nor the model file says anything: OpenAI's 1.0 makes small models ramble."""
 OPTIONS = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop")
 
 

@@ -155,7 +155,9 @@ def _add_generation(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the answer")
     group.add_argument("--system", metavar="TEXT", help="a system message to begin with")
     group.add_argument("--max-tokens", type=int, metavar="N", help="stop after so many tokens")
-    group.add_argument("--temperature", type=float, metavar="T", help="0 always takes the likeliest token")
+    group.add_argument(
+        "--temperature", type=float, metavar="T", help="what the model file recommends, else 0.7; 0 takes the likeliest token"
+    )
     group.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest tokens that have this mass together")
     group.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens")
     group.add_argument("--min-p", type=float, metavar="P", help="leave out what is less likely than P times the likeliest")

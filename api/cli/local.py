@@ -8,15 +8,16 @@ from contextlib import asynccontextmanager
 import trio
 
 from tripower.actors.dialogue import Failed, GenerationFinished
-from tripower.actors.model_registry import ModelSource
+from tripower.actors.model_registry import ModelSource, ReadyModel
 from tripower.actors.runtime import RuntimePlan
-from tripower.api.cli.answers import Question, Show, Summary
+from tripower.api.cli.answers import TEMPERATURE, Question, Show, Summary
 from tripower.api.cli.progress import progress_display
 from tripower.api.embedding import EmbeddedRuntime, open_planned
 from tripower.api.plan import find_source, for_one_conversation, is_toy, make_plan
-from tripower.api.pull import obtain
+from tripower.api.pull import display_name, obtain
 from tripower.api.pull.sources import split_name
 from tripower.runtime.configuration import Configuration
+from tripower.runtime.engine import SamplingParameters
 from tripower.runtime.kernel import deadline_after, within
 from tripower.runtime.store import Store
 
@@ -24,12 +25,13 @@ from tripower.runtime.store import Store
 class LocalService:
     """A `Service` of the runtime in this process."""
 
-    def __init__(self, runtime: EmbeddedRuntime, model: str) -> None:
-        self.model = model
+    def __init__(self, runtime: EmbeddedRuntime, ready: ReadyModel) -> None:
+        self.model = ready.name
         self._runtime = runtime
+        self._defaults = {} if ready.text.recommended != SamplingParameters() else {"temperature": TEMPERATURE}
 
     async def answer(self, question: Question, show: Show) -> Summary:
-        options = {**question.options, "timeout": question.timeout}
+        options = {**self._defaults, **question.options, "timeout": question.timeout}
         if question.prompt is not None:
             generation = self._runtime.complete(self.model, question.prompt, **options)
         else:
@@ -73,11 +75,21 @@ async def open_local(
     """The model, loaded, for the length of the block; `timeout` bounds the load. Raises what pulling or loading raises."""
     store = Store()
     await obtain_model(reference, store, quiet=quiet)
-    source, plan = await trio.to_thread.run_sync(_plan, reference, store, for_one_conversation(configuration))
-    async with open_planned(plan) as runtime:
-        with within(deadline_after(timeout)), progress_display(quiet=quiet) as display:
-            await runtime.load(source.name, progress=display.loading(source.name))
-        yield LocalService(EmbeddedRuntime(runtime), source.name)
+    with progress_display(quiet=quiet) as display:
+        progress = display.loading(short_name(reference, store))
+        progress("engine", 0.0)
+        source, plan = await trio.to_thread.run_sync(_plan, reference, store, for_one_conversation(configuration))
+        async with open_planned(plan) as runtime:
+            with within(deadline_after(timeout)):
+                ready = await runtime.load(source.name, progress=progress)
+            display.close()
+            yield LocalService(EmbeddedRuntime(runtime), ready)
+
+
+def short_name(reference: str, store: Store) -> str:
+    """What to call a model before it is known to be one."""
+    name, source = split_name(reference)
+    return name or (source if is_toy(source) else display_name(reference, store))
 
 
 def _plan(reference: str, store: Store, configuration: Configuration) -> tuple[ModelSource, RuntimePlan]:

@@ -13,7 +13,7 @@ import httpx
 import msgspec
 import trio
 
-from tripower.api.cli.answers import Question, Show, Summary
+from tripower.api.cli.answers import TEMPERATURE, Question, Show, Summary
 from tripower.api.cli.event_stream import EventReader, EventTooLong
 from tripower.api.cli.problems import CannotConnect, ServerRefused, StreamCut
 from tripower.api.pull.responses import is_loopback
@@ -81,7 +81,8 @@ class RemoteService:
 
 def request_of(model: str, question: Question) -> tuple[str, dict[str, Any]]:
     """Path, relative to the base, and JSON body."""
-    body: dict[str, Any] = {"model": model, "stream": True, "stream_options": {"include_usage": True}, **question.options}
+    body: dict[str, Any] = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
+    body |= {"temperature": TEMPERATURE, **question.options}
     if question.prompt is not None:
         return "v1/completions", body | {"prompt": question.prompt}
     return "v1/chat/completions", body | {"messages": list(question.messages)}

@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import TextIO
 
 import msgspec
 
@@ -44,17 +45,18 @@ def main(arguments: argparse.Namespace) -> int:
 
 def read_prompt(words: list[str]) -> str | None:
     """What was piped in, an empty line, what was typed. None when there is nothing and a person could still type. Blocks."""
-    typed, piped = " ".join(words), ""
-    if not is_terminal(sys.stdin) and not (words and is_device(sys.stdin.fileno())):
-        piped = sys.stdin.read().strip("\n")
-    elif not words:
+    if not words and is_terminal(sys.stdin):
         return None
-    return "\n\n".join(part for part in (piped, typed) if part)
+    piped = "" if words and not is_piped(sys.stdin) else sys.stdin.read().strip("\n")
+    return "\n\n".join(part for part in (piped, " ".join(words)) if part)
 
 
-def is_device(descriptor: int) -> bool:
-    """Whether nothing was piped in: standard input is /dev/null or the like."""
-    return stat.S_ISCHR(os.fstat(descriptor).st_mode)
+def is_piped(stream: TextIO) -> bool:
+    """Whether something may come: it is a pipe or a file, neither a terminal nor /dev/null."""
+    try:
+        return not stat.S_ISCHR(os.fstat(stream.fileno()).st_mode)
+    except (OSError, ValueError):  # it has no descriptor, or is closed
+        return False
 
 
 def question_of(arguments: argparse.Namespace, prompt: str) -> Question:

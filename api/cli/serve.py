@@ -19,7 +19,7 @@ import trio
 from tripower.actors.model_registry import ReadyModel
 from tripower.actors.runtime import Runtime, RuntimePlan
 from tripower.api.cli import exit_codes
-from tripower.api.cli.local import obtain_model
+from tripower.api.cli.local import obtain_model, short_name
 from tripower.api.cli.progress import progress_display
 from tripower.api.cli.serve_banner import banner
 from tripower.api.cli.settings import configure_logs, read_configuration
@@ -78,7 +78,10 @@ async def prepare(configuration: Configuration, store: Store, *, quiet: bool) ->
             raise NotFound("there is no model to serve: name one, as in `tripower serve smollm2`", code="no_models")
         return make_plan(configuration, sources, find_model=find_stored(store))
 
-    return await trio.to_thread.run_sync(plan)
+    with progress_display(quiet=quiet) as display:
+        if references:
+            display.loading(short_name(references[0], store))("engine", 0.0)
+        return await trio.to_thread.run_sync(plan)
 
 
 async def serve_plan(

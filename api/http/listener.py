@@ -104,9 +104,8 @@ class Listener:
     async def _accept(self, listening: socket.socket, connections: trio.Nursery) -> None:
         while True:
             await trio.lowlevel.wait_readable(listening)
-            for _ in range(ACCEPTED_AT_ONCE):
-                if len(self._connections) >= self._connections_max:
-                    await self._make_room()
+            await self._make_room()
+            for _ in range(min(ACCEPTED_AT_ONCE, self._connections_max - len(self._connections))):
                 try:
                     accepted, address = listening.accept()
                 except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -119,7 +118,9 @@ class Listener:
                 self._start(accepted, address, connections)
 
     async def _make_room(self) -> None:
-        """Close the oldest connection that is idle; when none is idle, wait for one that ends."""
+        """When all places are taken, close the oldest connection that is idle; when none is idle, wait for one that ends."""
+        if len(self._connections) < self._connections_max:
+            return
         for connection in self._connections:
             if not connection.busy:
                 connection.drain()

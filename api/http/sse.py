@@ -48,11 +48,10 @@ class EventStream:
                 continue
             for event in events:
                 if type(event) is TokenChunk:
-                    self._pending.append(self._chunks.token(event.text))
+                    self._append_token(event.text)
             last = events[-1]
-            if self._pending:
+            if self._exchange.completion_tokens:
                 running.first_token_came()
-                self._exchange.completion_tokens += len(self._pending)
             if type(last) is GenerationFinished:
                 return last
             if self._pending:
@@ -62,19 +61,27 @@ class EventStream:
 
     async def finish(self, finished: GenerationFinished) -> None:
         """Write the end of a complete answer."""
+        self._open()
         await self._write(self._take_pending() + self._chunks.end(finished), last=True)
 
     async def fail(self, error: TripowerError) -> None:
         """Write the end of an answer that cannot be completed. What came before it stays valid."""
-        await self._write(b"data: " + error_body(error) + b"\n\n" + DONE, last=True)
+        await self._write(self._take_pending() + b"data: " + error_body(error) + b"\n\n" + DONE, last=True)
 
-    def _take_pending(self) -> bytes:
-        pieces = self._pending
-        self._pending = []
+    def _append_token(self, text: str) -> None:
+        self._open()
+        self._exchange.completion_tokens += 1
+        self._pending.append(self._chunks.token(text))
+
+    def _open(self) -> None:
         if not self._opened:
             self._opened = True
-            pieces.insert(0, self._chunks.opening())
-        return b"".join(pieces)
+            self._pending.append(self._chunks.opening())
+
+    def _take_pending(self) -> bytes:
+        data = b"".join(self._pending)
+        self._pending.clear()
+        return data
 
     async def _write(self, data: bytes, *, last: bool = False) -> None:
         if not self._exchange.started:

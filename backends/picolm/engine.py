@@ -88,8 +88,10 @@ class PicolmEngine:
         return self._cache.table.length(sequence)
 
     def step(self, rows: Sequence[StepRow]) -> list[int]:
-        """Evaluate all rows or none. Besides what the contract says, `DeviceFailed` has these codes: `state_memory_exhausted`,
-        `invalid_logits`. Blocks for one pass over the weights."""
+        """Evaluate all rows or none, in one pass over the weights.
+
+        Raises as the contract says; `DeviceFailed` may have the codes `state_memory_exhausted` and `invalid_logits`.
+        """
         if not rows:
             return []
         self._check(rows)
@@ -149,24 +151,27 @@ class PicolmEngine:
         if len({row.sequence for row in rows}) != len(rows):
             raise InvalidRequest("a sequence appears twice in one step", param="sequence")
         for row in rows:
-            length = self.length(row.sequence)
-            if row.position != length:
-                raise InvalidRequest(
-                    f"the sequence {row.sequence} goes on at position {length}, not {row.position}", param="position"
-                )
-            if not row.tokens:
-                raise InvalidRequest(f"the sequence {row.sequence} has no tokens to evaluate", param="tokens")
-            if not (min(row.tokens) >= 0 and max(row.tokens) < self.info.vocabulary_size):
-                raise InvalidRequest(f"token ids must lie in 0..{self.info.vocabulary_size - 1}", param="tokens")
-            if length + len(row.tokens) > self.info.context_max:
-                raise InvalidRequest(
-                    f"the sequence {row.sequence} would have {length + len(row.tokens)} positions; the context has "
-                    f"{self.info.context_max}",
-                    code="context_length_exceeded",
-                    param="tokens",
-                )
-            if row.draw:
-                check_sampling(row.sampling, self.info.vocabulary_size)
+            self._check_row(row)
+
+    def _check_row(self, row: StepRow) -> None:
+        length = self.length(row.sequence)
+        if row.position != length:
+            raise InvalidRequest(
+                f"the sequence {row.sequence} goes on at position {length}, not {row.position}", param="position"
+            )
+        if not row.tokens:
+            raise InvalidRequest(f"the sequence {row.sequence} has no tokens to evaluate", param="tokens")
+        if not (min(row.tokens) >= 0 and max(row.tokens) < self.info.vocabulary_size):
+            raise InvalidRequest(f"token ids must lie in 0..{self.info.vocabulary_size - 1}", param="tokens")
+        end = length + len(row.tokens)
+        if end > self.info.context_max:
+            raise InvalidRequest(
+                f"the sequence {row.sequence} would have {end} positions; the context has {self.info.context_max}",
+                code="context_length_exceeded",
+                param="tokens",
+            )
+        if row.draw:
+            check_sampling(row.sampling, self.info.vocabulary_size)
 
     def _check_place(self) -> None:
         if len(self.sequences()) >= self.info.sequences_max:

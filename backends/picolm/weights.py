@@ -58,23 +58,29 @@ def check_weights(file: GgufFile, wanted: Sequence[Wanted]) -> None:
 
 def read_weights(file: GgufFile, wanted: Sequence[Wanted], progress: Callable[[float], None]) -> Generator[None, None, Weights]:
     """Read a checked list; yields after each tensor, returns the weights, float32, by name. Blocks for each tensor."""
-    present = [item for item in wanted if item.name in file.tensors]
-    rows_of: dict[str, int] = {}
+    rows_of = {item.weight: 0 for item in wanted}
+    start_of: dict[str, int] = {}
     for item in wanted:
-        rows_of[item.weight] = rows_of.get(item.weight, 0) + item.shape[0]
-    filled = dict.fromkeys(rows_of, 0)
+        start_of[item.name] = rows_of[item.weight]
+        rows_of[item.weight] += item.shape[0]
+    present = [item for item in wanted if item.name in file.tensors]
     weights: Weights = {}
     done, total = 0, sum(file.tensors[item.name].elements for item in present)
-    for item in wanted:
-        start = filled[item.weight]
-        filled[item.weight] = start + item.shape[0]
-        if item.name not in file.tensors:
-            continue
-        if item.weight not in weights:
-            make = torch.zeros if item.optional else torch.empty
-            weights[item.weight] = make(rows_of[item.weight], *item.shape[1:], dtype=torch.float32)
-        weights[item.weight][start : start + item.shape[0]] = torch.from_numpy(dequantise(file, item.name))
-        done += file.tensors[item.name].elements
+    for item in present:
+        values = torch.from_numpy(dequantise(file, item.name))
+        _place(weights, item, values, start_of[item.name], rows_of[item.weight])
+        done += values.numel()
         progress(done / total)
         yield
     return weights
+
+
+def _place(weights: Weights, item: Wanted, values: torch.Tensor, start: int, rows: int) -> None:
+    """Make `values` rows of their weight from `start` on; of one with `rows` rows in all."""
+    if len(values) == rows:
+        weights[item.weight] = values  # a weight of its own: large embeddings are not held twice
+        return
+    if item.weight not in weights:
+        make = torch.zeros if item.optional else torch.empty
+        weights[item.weight] = make(rows, *item.shape[1:], dtype=torch.float32)
+    weights[item.weight][start : start + len(values)] = values

@@ -24,7 +24,12 @@ from tripower.runtime.kernel.errors import InvalidRequest, ModelRefused
 
 STRETCH_CHARACTERS = 16_384
 """About ten milliseconds of work."""
-MERGEABLE_LENGTH_MAX = 1_024
+MERGES_MAX = 2**20
+TOKEN_CHARACTERS_MAX = 2**24
+"""Of all tokens of a SentencePiece vocabulary together; Gemma's 262,144 have two million."""
+MERGE_COST, MERGE_COST_MAX = 16, 2**25
+"""Of the merges made from scores: each costs its characters and this, Gemma's cost twelve million."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _WORD_END = re.compile(r"[^\W\d_](?=[ \u2581])")
 """A letter before a space: every pattern of `pretokenizers` cuts there, and no lookahead of one sees past it."""
 
@@ -102,6 +107,9 @@ def _mergeable(vocabulary: Vocabulary) -> dict[str, int]:
 
 def _known_merges(lines: tuple[str, ...], ids: dict[str, int], known: dict[str, int]) -> list[tuple[str, str]]:
     """Pairs in order of rank, each once, without those that make or use a control token."""
+    if len(lines) > MERGES_MAX:
+        key = PREFIX + "merges"
+        raise ModelRefused(f"{key} has {len(lines)} items, more than {MERGES_MAX}", code="limit_exceeded", param=key)
     merges: dict[tuple[str, str], None] = {}
     for index, line in enumerate(lines):
         middle = line.find(" ", 1)
@@ -129,20 +137,27 @@ def _scores(metadata: Metadata, count: int) -> list[float]:
 
 
 def _merges_by_score(vocabulary: Vocabulary, scores: list[float], ids: dict[str, int]) -> Iterator[tuple[str, str]]:
-    """Every way to join two tokens into a third, best score first."""
+    """Every way to join two tokens (or single characters) into a third, best score first."""
+    key = PREFIX + "tokens"
+    if sum(map(len, vocabulary.tokens)) > TOKEN_CHARACTERS_MAX:
+        raise ModelRefused(f"{key} has more than {TOKEN_CHARACTERS_MAX} characters", code="limit_exceeded", param=key)
     kinds = (TokenKind.NORMAL, TokenKind.USER_DEFINED, TokenKind.UNUSED)
+    cost = 0
     for token in sorted(vocabulary.of_kind(*kinds), key=lambda token: -scores[token]):
         text = vocabulary.tokens[token]
-        if len(text) > MERGEABLE_LENGTH_MAX:
-            raise ModelRefused(
-                f"{PREFIX}tokens[{token}] has {len(text)} characters, more than {MERGEABLE_LENGTH_MAX}",
-                code="limit_exceeded",
-                param=f"{PREFIX}tokens[{token}]",
-            )
-        for middle in range(1, len(text)):
-            left = text[:middle]
+        for left, right in _splits(text, ids):
+            cost += MERGE_COST + len(text)
+            yield left, right
+        if cost > MERGE_COST_MAX:
+            raise ModelRefused(f"{key} can be split in too many ways", code="limit_exceeded", param=key)
+
+
+def _splits(text: str, ids: dict[str, int]) -> Iterator[tuple[str, str]]:
+    for middle in range(1, len(text)):
+        left = text[:middle]
+        if left in ids or middle == 1:
             right = text[middle:]
-            if (left in ids or middle == 1) and (right in ids or middle == len(text) - 1):
+            if right in ids or middle == len(text) - 1:
                 yield left, right
 
 
@@ -179,12 +194,10 @@ def _replace(tokens: list[int], replacements: Replacements) -> list[int]:
 
 
 def _encode(tokenizer: Tokenizer, text: str, *, whole: bool = False) -> list[int]:
-    try:
-        if whole or len(text) <= STRETCH_CHARACTERS:
-            return tokenizer.encode(text, add_special_tokens=False).ids
-        return [token for part in _stretches(text) for token in tokenizer.encode(part, add_special_tokens=False).ids]
-    except UnicodeEncodeError as error:
-        raise InvalidRequest("the text has half of a surrogate pair", code="invalid_value") from error
+    if _SURROGATE.search(text):
+        raise InvalidRequest("the text has half of a surrogate pair", code="invalid_value")
+    parts = (text,) if whole or len(text) <= STRETCH_CHARACTERS else _stretches(text)
+    return [token for part in parts for token in tokenizer.encode(part, add_special_tokens=False).ids]
 
 
 def _stretches(text: str) -> Iterator[str]:

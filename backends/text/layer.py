@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tripower.backends.gguf.cursor import STRING_BYTES_MAX
-from tripower.backends.gguf.metadata import Metadata, get_float, get_int, get_string, require_int, require_string
+from tripower.backends.gguf.metadata import Metadata, get_float, get_int, get_string
 from tripower.backends.gguf.reader import GgufFile
 from tripower.backends.text.literal_text import LiteralText
 from tripower.backends.text.template import ChatTemplate
@@ -15,7 +15,6 @@ from tripower.runtime.engine.sampling_parameters import SamplingParameters
 from tripower.runtime.kernel.errors import InvalidRequest
 
 TEMPLATE_KEY = "tokenizer.chat_template"
-CONTEXT_MAX = 2**31 - 1
 TEMPERATURE_MAX = 100.0
 PENALTY_MAX = 100.0
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
@@ -30,8 +29,6 @@ class GgufTextLayer:
 
     def __init__(self, file: GgufFile, *, chat_template: str | None = None) -> None:
         metadata = file.metadata
-        architecture = require_string(metadata, "general.architecture")
-        self.context_hint = require_int(metadata, f"{architecture}.context_length", 1, CONTEXT_MAX)
         self.recommended = recommended_sampling(metadata)
         self.tokenizer = GgufTokenizer(metadata)
         self.end_tokens = self.tokenizer.vocabulary.end_tokens

@@ -68,7 +68,6 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "megrez": _QWEN,
     "qwen35": PreTokenizer((_QWEN35,)),
     "tekken": PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True),
-    "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")),
     "deepseek-v3": PreTokenizer((r"\p{N}{1,3}", "[一-龥\u3040-\u309f\u30a0-\u30ff]+", _DEEPSEEK_V3)),
     "falcon": PreTokenizer((r"[\p{P}$+<=>^~|`]+", _GPT2, "[0-9][0-9][0-9]")),
 }

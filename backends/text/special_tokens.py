@@ -8,11 +8,13 @@ special text begins with the end of another one.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from tripower.runtime.kernel.errors import ModelRefused
 
 LENGTH_MAX = 1024
+BRANCHES_MAX = 64
+"""A regular expression tries its branches one after the other."""
 
 
 class SpecialTokens:
@@ -62,18 +64,22 @@ class SpecialTokens:
         """The end of the longest special text at `start`; 0 if there is none."""
         for prefix in (text[start : start + 2], text[start]):
             for length in self._lengths.get(prefix, ()):
-                if text[start : start + length] in self._ids:
-                    return start + length
+                end = start + length
+                if end <= len(text) and text[start:end] in self._ids:
+                    return end
         return 0
 
 
-def _start_pattern(starts: Mapping[str, object]) -> re.Pattern[str]:
-    """Matches wherever one or two characters begin some special text."""
+def _start_pattern(starts: Iterable[str]) -> re.Pattern[str]:
+    """Matches wherever one or two characters begin some special text, or may begin one if there are very many."""
     seconds: dict[str, set[str]] = {}
     for start in starts:
         seconds.setdefault(start[0], set()).add(start[1:])
-    branches = []
-    for first, found in sorted(seconds.items()):
-        alone = "" in found
-        branches.append(re.escape(first) if alone else f"{re.escape(first)}[{''.join(map(re.escape, sorted(found)))}]")
+    if len(seconds) > BRANCHES_MAX:
+        return re.compile(_one_of(seconds))
+    branches = [re.escape(first) + ("" if "" in found else _one_of(found)) for first, found in seconds.items()]
     return re.compile("|".join(branches))
+
+
+def _one_of(characters: Iterable[str]) -> str:
+    return f"[{''.join(map(re.escape, sorted(characters)))}]"

@@ -19,7 +19,8 @@ ITERATIONS_MAX = 200_000
 RANGE_MAX = 100_000
 OUTPUT_CHARACTERS_MAX = 4 * 2**20
 COPIED_MAX = 64 * 2**20
-"""Characters and list items that all operations together may make."""
+"""Characters that all operations together may make, an item of a list counting as `ITEM_WEIGHT` of them."""
+ITEM_WEIGHT = 64
 DEPTH_MAX = 64
 RENDER_SECONDS_MAX = 10.0
 """A last resort: everything above is counted, this is measured."""
@@ -52,7 +53,7 @@ class Budget:
         """Account for characters or items that are about to be made."""
         self._copied -= count
         if self._copied < 0:
-            raise BudgetExceeded(f"more than {COPIED_MAX} characters and items copied")
+            raise BudgetExceeded(f"more than {COPIED_MAX} characters copied")
 
     def enter(self) -> None:
         self._depth += 1
@@ -99,7 +100,7 @@ def admit(value: object) -> object:
     if isinstance(value, str):
         current.get().reserve(len(value))
     elif isinstance(value, (dict, *_SEQUENCES)):
-        current.get().reserve(tree_size(value, COPIED_MAX, strings=False))
+        current.get().reserve(ITEM_WEIGHT * tree_size(value, COPIED_MAX // ITEM_WEIGHT, strings=False))
     return value
 
 

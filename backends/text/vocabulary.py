@@ -7,6 +7,7 @@ from plain text (see `special_tokens` and `bpe`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from enum import IntEnum
 
@@ -18,6 +19,7 @@ from tripower.runtime.kernel.errors import ModelRefused
 PREFIX = "tokenizer.ggml."
 SPACE = "\u2581"
 """What SentencePiece writes for a space."""
+TOKENS_MAX = 2**20
 
 END_TEXTS = frozenset(
     {
@@ -120,6 +122,8 @@ def _texts(metadata: Metadata) -> tuple[str, ...]:
     texts = require_strings(metadata, PREFIX + "tokens")
     if not texts:
         raise _refuse("bad_value", "tokens", "is empty")
+    if len(texts) > TOKENS_MAX:
+        raise _refuse("limit_exceeded", "tokens", f"has {len(texts)} items, more than {TOKENS_MAX}")
     if "" in texts:
         return tuple(text or f"[EMPTY_{token}]" for token, text in enumerate(texts))
     return texts
@@ -135,8 +139,8 @@ def _kinds(metadata: Metadata, count: int) -> bytearray:
 
 
 def _duplicate(texts: tuple[str, ...]) -> str:
-    seen: set[str] = set()
-    return next(text for text in texts if text in seen or seen.add(text))[:80]  # type: ignore[func-returns-value]
+    [(text, _)] = Counter(texts).most_common(1)
+    return text[:80]
 
 
 def tokenizer_model(metadata: Metadata) -> str:

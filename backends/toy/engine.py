@@ -136,6 +136,9 @@ class ToyEngine:
                     self._append(int(table.sequence[slot]), pending.pop())
                     if table.drawn[step, slot] >= 0:
                         pending.append(int(table.drawn[step, slot]))
+        for slot in range(slots):
+            if not alive[slot]:
+                table.pending[slot].clear()  # its last token ended the text
 
     def close(self) -> None:
         self._tokens.clear()

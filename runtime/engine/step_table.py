@@ -73,6 +73,7 @@ class StepTable:
         assert 1 <= steps_max <= len(self.drawn)
         self.control[:] = 0
         self.control[STEPS_MAX] = steps_max
+        self.control[SIGNAL_FD] = -1
         for column in (self.pending, self.history, self.sampling, self.ends, self.prompt_length):
             column.clear()
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import attrs
+import msgspec
 import trio
 
 from tests.api.fake_runtime import FakeRuntime, Script
-from tripower.actors.runtime import Runtime
+from tripower.actors.runtime import Runtime, RuntimePlan, open_actors, toy_plan
 from tripower.api.http import ApiStatistics, bind, start_api
 from tripower.runtime.configuration import Configuration, SchedulerSettings, ServerSettings
 from tripower.runtime.kernel import Ref, open_actor_system
@@ -129,9 +130,7 @@ class Client:
         await self.send(request_bytes(path, body, method=method, headers=headers))
 
 
-def request_bytes(
-    path: str, body: Any = None, *, method: str | None = None, headers: Mapping[str, str] | None = None
-) -> bytes:
+def request_bytes(path: str, body: Any = None, *, method: str | None = None, headers: Mapping[str, str] | None = None) -> bytes:
     """A request as it goes over the wire: JSON unless `body` is bytes; GET without a body."""
     data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     fields = {"host": "localhost"}
@@ -143,6 +142,12 @@ def request_bytes(
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + data
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    """Let everybody else run until something is so."""
+    while not condition():
+        await trio.lowlevel.checkpoint()
+
+
 @attrs.define
 class Server:
     """A listener under test."""
@@ -152,11 +157,17 @@ class Server:
     runtime: FakeRuntime
     api: Ref[Any]
     configuration: Configuration
+    actors: Runtime
+    """The same runtime by its real type."""
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Client]:
         async with await trio.open_tcp_stream("127.0.0.1", self.port) as stream:
             yield Client(stream)
+
+    async def open_client(self) -> Client:
+        """A client that the test closes itself."""
+        return Client(await trio.open_tcp_stream("127.0.0.1", self.port))
 
     async def ask(self, path: str, body: Any = None, **options: Any) -> Answer:
         """One request on a connection of its own."""
@@ -164,27 +175,43 @@ class Server:
             return await client.ask(path, body, **options)
 
     def statistics(self) -> ApiStatistics:
-        for actor in self.runtime.statistics():
+        for actor in self.actors.statistics():
             if isinstance(actor.details, ApiStatistics):
                 return actor.details
         raise AssertionError("the API actor has gone")
 
     async def wait_closed(self) -> None:
         """Wait until no connection is open."""
-        while self.statistics().open_connections:
-            await trio.sleep(0.001)
+        await until(lambda: not self.statistics().open_connections)
 
 
 @asynccontextmanager
-async def serving(*scripts: Script, models: tuple[str, ...] = ("fake",), **settings: Any) -> AsyncIterator[Server]:
+async def serving(
+    *scripts: Script, models: tuple[str, ...] = ("fake",), patience: float = PATIENCE, **settings: Any
+) -> AsyncIterator[Server]:
     """A server that answers by script, on a free port. `settings` are those of `ServerSettings`."""
-    settings.setdefault("host", "127.0.0.1")
-    deadline_max = settings.pop("deadline_max_s", 3600.0)
-    configuration = Configuration(
-        server=ServerSettings(port=0, **settings), scheduler=SchedulerSettings(deadline_max_s=deadline_max)
-    )
-    with trio.fail_after(PATIENCE), bind(configuration.server) as bound:
+    configuration = configured(**settings)
+    with trio.fail_after(patience), bind(configuration.server) as bound:
         async with open_actor_system() as system:
             runtime = FakeRuntime(system, *scripts, models=models)
-            api = start_api(cast(Runtime, runtime), configuration, bound)
-            yield Server(bound.url, bound.port, runtime, api, configuration)
+            actors = cast(Runtime, runtime)
+            api = start_api(actors, configuration, bound)
+            yield Server(bound.url, bound.port, runtime, api, configuration, actors)
+
+
+@asynccontextmanager
+async def serving_toy(plan: RuntimePlan | None = None, **settings: Any) -> AsyncIterator[Server]:
+    """A server on the real actors, with the toy as its engine."""
+    configuration = configured(**settings)
+    with trio.fail_after(PATIENCE), bind(configuration.server) as bound:
+        async with open_actors(plan or toy_plan()) as runtime:
+            await runtime.load("toy")
+            api = start_api(runtime, configuration, bound)
+            yield Server(bound.url, bound.port, cast(FakeRuntime, None), api, configuration, runtime)
+            await api.stop()
+
+
+def configured(*, deadline_max_s: float = 3600.0, **settings: Any) -> Configuration:
+    """A configuration with these settings of `ServerSettings`, on a free port of the loopback address."""
+    server = msgspec.structs.replace(ServerSettings(port=0), **settings)
+    return Configuration(server=server, scheduler=SchedulerSettings(deadline_max_s=deadline_max_s))

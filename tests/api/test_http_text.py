@@ -185,9 +185,7 @@ async def test_a_refusal_keeps_its_status_in_whole_answers_and_in_streams(
         answer = await server.ask(CHAT, ASK | {"stream": stream})
     assert answer.status == status
     assert answer.headers["content-type"] == "application/json"
-    assert answer.json == {
-        "error": {"message": refusal.message, "type": kind, "param": refusal.param, "code": refusal.code}
-    }
+    assert answer.json == {"error": {"message": refusal.message, "type": kind, "param": refusal.param, "code": refusal.code}}
 
 
 @pytest.mark.parametrize(

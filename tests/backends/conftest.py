@@ -10,6 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import torch
 
 from tripower.backends.gguf.reader import open_gguf
 from tripower.backends.picolm.backend import load_engine, plan_load
@@ -23,6 +24,15 @@ NORMS = {
     "llama": ("attn_norm", "ffn_norm"),
     "gemma3": ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"),
 }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny products gain nothing from a second thread, and threads that wait for each other crawl on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -191,6 +191,7 @@ def test_rows_that_break_the_contract_are_refused_and_change_nothing(
         lambda engine: engine.fork(0, 0, 1),
         lambda engine: engine.fork(0, 1, 4),
     ],
+    ids=["length of nobody", "trim nobody", "trim beyond", "trim below", "fork nobody", "fork onto itself", "fork beyond"],
 )
 def test_calls_that_break_the_contract_are_refused(engine: StepEngine, call: Callable[[StepEngine], None]) -> None:
     engine.open_sequence(0)

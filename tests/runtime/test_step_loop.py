@@ -152,7 +152,8 @@ def test_a_failing_step_leaves_what_was_committed() -> None:
 
 
 def test_each_step_is_signalled_after_it_is_complete() -> None:
-    table, seen = new_table(steps=3), list[tuple[int, int]]()
+    seen: list[tuple[int, int]] = []
+    table = new_table(steps=3)
     add(table, [1])
     table.signal = lambda: seen.append((table.steps_done, int(table.drawn[table.steps_done - 1, 0])))
     list(run_steps(Parrot(), table))
@@ -167,7 +168,7 @@ def test_clearing_makes_the_table_new() -> None:
     table.commit([1], [2])
     table.clear(steps_max=2)
     assert (table.slots, table.steps_done, table.steps_max, table.stop) == (0, 0, 2, False)
-    assert table.control[SIGNAL_FD] == 0 and table.control[STEPS_DONE] == 0
+    assert table.control[SIGNAL_FD] == -1 and table.control[STEPS_DONE] == 0
 
 
 @pytest.mark.parametrize("steps", [0, 9])

@@ -1,0 +1,67 @@
+"""Where byte-level vocabularies cut text, against llama.cpp.
+
+The vocabulary joins every pair of bytes in a random order, so that a cut at a wrong place changes the ids. Characters that were
+added to Unicode after version 14 are left out: the two libraries know different versions.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tripower.backends.gguf.reader import open_gguf
+from tripower.backends.text.pretokenizers import PRE_TOKENIZERS, pre_tokenizer
+from tripower.backends.text.tokenizer import GgufTokenizer
+from tripower.bench.gguf_samples import byte_level_metadata, every_pair_of_bytes, write_gguf
+from tripower.runtime.kernel.errors import ModelRefused
+
+CORPUS = [json.loads(line) for line in (Path(__file__).parent / "multilingual_corpus.jsonl").read_text().split("\n") if line]
+MERGES = every_pair_of_bytes()
+DISTINCT = list({rules: name for name, rules in reversed(PRE_TOKENIZERS.items())}.values())
+ASSIGNED = [chr(code) for code in range(0x30000) if unicodedata.category(chr(code)) not in ("Cn", "Cs", "Co")]
+EDGES = [" ", "  ", "\n", "\r\n", "\t", "a", "Z", "é", "中", "ß", "1", "23", "4567", "½", ".", "'s", "'LL", "'re", "!?", "€", "\u00a0",
+         "\u3000", "\u0301", "\u200d", "😀", "/", "_", "x\u0308", "ǅ", "\0", "\x7f"]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=DISTINCT)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def compare(name: str, texts: list[str], folder: Path, llamacpp: Callable[..., Any]) -> None:
+    path = folder / "model.gguf"
+    path.write_bytes(write_gguf(byte_level_metadata(name, MERGES)))
+    with open_gguf(path) as file:
+        tokenizer = GgufTokenizer(file.metadata)
+    expected = llamacpp("tokenize", path, [{"text": text, "add_special": True} for text in texts])
+    for text, ids in zip(texts, expected, strict=True):
+        assert tokenizer.tokenize(text) == ids, ascii(text)
+
+
+def random_texts(count: int) -> list[str]:
+    rng = random.Random(7)
+    edges = ["".join(rng.choices(EDGES, k=rng.randint(1, 20))) for _ in range(count)]
+    return edges + ["".join(rng.choices(ASSIGNED, k=rng.randint(1, 20))) for _ in range(count)]
+
+
+def test_words_are_cut_where_llamacpp_cuts_them(name: str, tmp_path: Path, llamacpp: Callable[..., Any]) -> None:
+    compare(name, [text[:500] for text in CORPUS] + random_texts(300), tmp_path, llamacpp)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("alias", PRE_TOKENIZERS)
+def test_every_name_cuts_every_character_where_llamacpp_does(alias: str, tmp_path: Path, llamacpp: Callable[..., Any]) -> None:
+    around = [f"a{character}b {character} 1{character}2 !{character}?\n{character} " for character in ASSIGNED[::3]]
+    compare(alias, around + random_texts(1000), tmp_path, llamacpp)
+
+
+def test_an_unknown_name_is_refused_by_it() -> None:
+    with pytest.raises(ModelRefused, match="gpt-17") as refusal:
+        pre_tokenizer("gpt-17")
+    assert (refusal.value.code, refusal.value.param) == ("unsupported_tokenizer", "tokenizer.ggml.pre")
