@@ -5,10 +5,27 @@ A stream has one beginning (`GenerationStarted`), items (`TokenChunk`) and exact
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from tripower.runtime.engine import ChatMessage
-from tripower.runtime.kernel import Message, TripowerError
+from tripower.runtime.kernel import (
+    ActorGone,
+    DeadlineExceeded,
+    DeviceFailed,
+    InvalidRequest,
+    Message,
+    Overloaded,
+    TripowerError,
+    Unavailable,
+)
+
+
+ERRORS: Mapping[str, type[TripowerError]] = {
+    kind.code: kind for kind in (ActorGone, DeadlineExceeded, DeviceFailed, InvalidRequest, Overloaded, Unavailable)
+}
+"""What can end a generation that has begun; an error with a code of its own comes back as `TripowerError`."""
 
 
 class SamplingChoices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,8 +108,8 @@ class Failed(Message, frozen=True):
     kind: str
 
     def error(self) -> TripowerError:
-        """The exception that stands for this end."""
-        return TripowerError(self.message, code=self.code, status=self.status, kind=self.kind)
+        """The exception that stands for this end, of the class that its code belongs to."""
+        return ERRORS.get(self.code, TripowerError)(self.message, code=self.code, status=self.status, kind=self.kind)
 
 
 GenerationEvent = GenerationStarted | TokenChunk | GenerationFinished | Failed

@@ -179,7 +179,13 @@ class ModelRegistryActor(Actor[Command]):
     def _entry(self, name: str) -> _Entry:
         entry = self._entries.get(name)
         if entry is None:
-            source = self._find_model(name)
+            try:
+                source = self._find_model(name)
+            except TripowerError:
+                raise
+            except Exception as error:  # a store that cannot be read must not cost the loaded models their registry
+                log.exception("looking for the model %r failed", name)
+                raise Unavailable(f"looking for the model {name!r} failed", code="model_lookup_failed") from error
             if source is None:
                 known = ", ".join(sorted(self._entries)) or "none"
                 raise NotFound(f"there is no model {name!r}; known: {known}", param="model")

@@ -22,8 +22,8 @@ from tripower.api.pull.sources import looks_like_source, split_name
 from tripower.runtime.configuration import Configuration
 from tripower.runtime.engine import Backend, LoadedModel, LoadSpecification, Progress
 from tripower.runtime.host import Defaults, HostLimits, ModelNeeds, choose_defaults, read_host_limits
-from tripower.runtime.kernel.errors import InvalidConfiguration, ModelRefused
-from tripower.runtime.store import Store
+from tripower.runtime.kernel.errors import InvalidConfiguration, InvalidRequest, ModelRefused
+from tripower.runtime.store import Store, checked_name
 
 FLOAT_BYTES = 4
 """The engine `picolm` keeps its weights in float32."""
@@ -74,11 +74,16 @@ def find_source(reference: str, store: Store) -> ModelSource:
     Raises `NotFound` with the command that fetches it, `InvalidRequest` for what means nothing, `ModelRefused` for a file that no
     backend can run.
     """
-    name, text = split_name(reference)
-    if is_toy(text):
-        return ModelSource(name=name or text, source=text, backend="toy")
-    path = resolve(reference, store)
-    return ModelSource(name=display_name(reference, store), source=str(path), backend=_backend_for(path, text))
+    try:
+        name, text = split_name(reference)
+        if is_toy(text):
+            return ModelSource(name=name or text, source=text, backend="toy")
+        path = resolve(reference, store)
+        return ModelSource(name=display_name(reference, store), source=str(path), backend=_backend_for(path, text))
+    except (OSError, UnicodeError) as error:  # a path that is too long, that may not be read, or that no file system has
+        raise InvalidRequest(
+            f"{reference[:80]!r} cannot be opened as a model: {error}", code="invalid_model_reference"
+        ) from error
 
 
 def _backend_for(path: Path, what: str) -> str:
@@ -95,11 +100,22 @@ def find_stored(store: Store) -> FindModel:
     """For names that come from clients over the network: models of the store only, never a path or an address."""
 
     def find(name: str) -> ModelSource | None:
-        if looks_like_source(name) or is_toy(name) or (store.find(name) is None and name not in BUILT_INS):
+        if looks_like_source(name) or is_toy(name) or not is_name(name):
+            return None
+        if store.find(name) is None and name not in BUILT_INS:
             return None
         return find_source(name, store)
 
     return find
+
+
+def is_name(text: str) -> bool:
+    """Whether a model of the store could be called so."""
+    try:
+        checked_name(text)
+    except InvalidRequest:
+        return False
+    return True
 
 
 def find_any(store: Store) -> FindModel:

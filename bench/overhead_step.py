@@ -20,12 +20,13 @@ from tripower.actors.runtime import Runtime, open_actors, toy_plan
 from tripower.backends.toy import ToyEngine
 from tripower.bench.paired import Progress, alternate, summarise
 from tripower.bench.schema import Cell, Target, paired_cell
+from tripower.runtime.configuration import SchedulerSettings
 from tripower.runtime.engine import SamplingParameters, StepTable
 from tripower.runtime.kernel import Overloaded
 
 MEMBERS = 8
 STEP_MICROSECONDS = 8000
-STEPS_PER_JOB = 8
+STEPS_PER_JOB = SchedulerSettings().steps_per_job
 STEPS_BEFORE = 24
 """Steps that pass before the clock starts: by then every member has its seat."""
 LONGER = 4

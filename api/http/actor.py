@@ -59,6 +59,7 @@ class ApiActor(Actor[Command]):
         self._patience = trio.CancelScope()
         self._waiting: list[Envelope] = []
         self._interrupted = 0
+        self._drained: Drained | None = None
 
     async def on_start(self) -> None:
         self.start_soon(self._listen, name="listener")
@@ -76,6 +77,8 @@ class ApiActor(Actor[Command]):
     def _drain(self, message: Drain) -> Any:
         seconds = self._drain_seconds if message.timeout_seconds is None else message.timeout_seconds
         self._patience.deadline = min(self._patience.deadline, trio.current_time() + seconds)
+        if self._drained is not None:
+            return self._drained
         if not self._waiting:
             self._runtime.begin_drain()
             self._listener.drain()
@@ -95,9 +98,9 @@ class ApiActor(Actor[Command]):
                 await self._listener.wait_quiet()
             self._listening.cancel(reason="the drain is over")
             await self._listener.wait_quiet()
-        waiting, self._waiting = self._waiting, []
-        for envelope in waiting:
-            envelope.answer(Drained(self._interrupted))
+        self._drained = Drained(self._interrupted)
+        for envelope in self._waiting:
+            envelope.answer(self._drained)
 
     def statistics(self) -> ApiStatistics:
         return self._figures.statistics(

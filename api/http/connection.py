@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
+import secrets
 from typing import Any
 
 import h11
@@ -89,10 +90,13 @@ class Protocol(H11Protocol):
 
     async def _send_error_response(self, status_code: int) -> None:
         body = REFUSALS.get(status_code, REFUSALS[400])
+        request_id = secrets.token_hex(16).encode()
+        log.info("bytes that are no request: %d, id %s", status_code, request_id.decode())
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
             (b"connection", b"close"),
+            (b"x-request-id", request_id),
             *self.config.response_headers("h11"),
         ]
         await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))

@@ -47,6 +47,7 @@ class Exchange:
         self.ignored: tuple[str, ...] = ()
         """Fields of the request that had no effect."""
         self._receive, self._send = receive, send
+        self._body_left = b"content-length" in self.headers or b"transfer-encoding" in self.headers
         self._interruptible: Interruptible | None = None
         self._interruption: TripowerError | None = None
 
@@ -66,6 +67,7 @@ class Exchange:
                 raise _too_large(bytes_max)
             pieces.append(piece)
             if not message.get("more_body", False):
+                self._body_left = False
                 return b"".join(pieces)
 
     def milliseconds_header(self, name: bytes) -> float | None:
@@ -118,6 +120,8 @@ class Exchange:
     async def _start(self, status: int, headers: list[Header]) -> None:
         self.status = status
         headers.append((b"x-request-id", self.request_id))
+        if self._body_left:
+            headers.append((b"connection", b"close"))  # what is left of the request would be taken for the next one
         if self.ignored:
             headers.append((b"x-tripower-ignored", _listed(self.ignored)))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})

@@ -35,12 +35,11 @@ OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 class ProtocolSettings(Config):
     """Hypercorn's settings as we want them: no server header, no end after 1,000 requests, no logging of its own."""
 
-    def __init__(self, *, root_path: str = "") -> None:
+    def __init__(self) -> None:
         self.errorlog = None
         self.include_server_header = False
         self.keep_alive_max_requests = sys.maxsize
         self.h11_max_incomplete_size = HEAD_BYTES_MAX
-        self.root_path = root_path
         self._date: tuple[int, list[tuple[bytes, bytes]]] = (0, [])
 
     def response_headers(self, protocol: str) -> list[tuple[bytes, bytes]]:
@@ -54,11 +53,11 @@ class ProtocolSettings(Config):
 class Listener:
     """Accepts connections and serves an ASGI application on them. `run` is its task."""
 
-    def __init__(self, app: Any, sockets: Sequence[socket.socket], settings: ServerSettings, *, root_path: str = "") -> None:
+    def __init__(self, app: Any, sockets: Sequence[socket.socket], settings: ServerSettings) -> None:
         self._app = app
         self._sockets = sockets
         self._settings = settings
-        self._config = ProtocolSettings(root_path=root_path)
+        self._config = ProtocolSettings()
         self._context = WorkerContext(None)
         self._drain = trio.Event()
         self._ended = trio.Event()

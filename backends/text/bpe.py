@@ -3,7 +3,9 @@
 **Byte-level BPE** (`gpt2`): text is cut into words, each byte becomes a printable character, and pairs merge by rank.
 **SentencePiece** (`llama`): spaces become U+2581 and pairs merge by the score of what they make, over the whole text; characters
 that no token holds become byte tokens. The library knows ranks only, so each split of each token into two tokens becomes a merge,
-ranked by the token's score; of one token's splits the order never matters, since of two overlapping ones the left is reached first.
+ranked by the token's score. That is exact as long as tokens have different scores, as trained vocabularies do: over random ones no
+text was found whose ids differ. Where two merges tie, SentencePiece takes the left one and the library the one that is ranked
+first, so a vocabulary whose scores do not order its tokens is refused; a few equal ones (added tokens) do no harm.
 
 Control tokens are left out of both, so that no merge can produce one from plain text.
 The library holds the interpreter lock while it works, so long texts go through it in stretches that end between two words.
@@ -29,6 +31,8 @@ TOKEN_CHARACTERS_MAX = 2**24
 """Of all tokens of a SentencePiece vocabulary together; Gemma's 262,144 have two million."""
 MERGE_COST, MERGE_COST_MAX = 16, 2**25
 """Of the merges made from scores: each costs its characters and this, Gemma's cost twelve million."""
+DIFFERENT_SCORES_MIN = 0.9
+"""Of the tokens with more than one character."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _WORD_END = re.compile(r"[^\W\d_](?=[ \u2581])")
 """A letter before a space: every pattern of `pretokenizers` cuts there, and no lookahead of one sees past it."""
@@ -136,11 +140,23 @@ def _scores(metadata: Metadata, count: int) -> list[float]:
         return [float(score) for score in require_ints(metadata, key, -(2**31), length=count)]
 
 
+def _check_order(vocabulary: Vocabulary, scores: list[float]) -> None:
+    words = [token for token in vocabulary.of_kind(TokenKind.NORMAL) if len(vocabulary.tokens[token]) > 1]
+    different = len({scores[token] for token in words})
+    if different < DIFFERENT_SCORES_MIN * len(words):
+        raise ModelRefused(
+            f"{PREFIX}scores has {different} different values for {len(words)} tokens: they cannot be put in order",
+            code="unsupported_tokenizer",
+            param=PREFIX + "scores",
+        )
+
+
 def _merges_by_score(vocabulary: Vocabulary, scores: list[float], ids: dict[str, int]) -> Iterator[tuple[str, str]]:
     """Every way to join two tokens (or single characters) into a third, best score first."""
     key = PREFIX + "tokens"
     if sum(map(len, vocabulary.tokens)) > TOKEN_CHARACTERS_MAX:
         raise ModelRefused(f"{key} has more than {TOKEN_CHARACTERS_MAX} characters", code="limit_exceeded", param=key)
+    _check_order(vocabulary, scores)
     kinds = (TokenKind.NORMAL, TokenKind.USER_DEFINED, TokenKind.UNUSED)
     cost = 0
     for token in sorted(vocabulary.of_kind(*kinds), key=lambda token: -scores[token]):

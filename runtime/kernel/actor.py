@@ -141,7 +141,10 @@ class Ref(Generic[Command]):
         raise DeadlineExceeded(f"{self._cell.name} did not answer in time")
 
     async def tell(self, message: Message, *, live: Any = None) -> None:
-        """Send without an answer. Waits while the inbox is full; always a checkpoint. Raises `ActorGone`."""
+        """Send without an answer. Waits while the inbox is full; always a checkpoint. Raises `ActorGone`.
+
+        Cancelled while it waits for room, it has not been sent; cancelled where there was room, it has.
+        """
         cell = self._cell
         envelope = Note(message, live, cell)
         if cell.post_if_room(envelope):

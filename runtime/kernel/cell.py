@@ -229,10 +229,17 @@ class Cell:
                 except Exception as error:  # noqa: BLE001 - a crash is whatever the actor, or its factory, did not expect
                     crashed = True
                     pause = self._decide_after_crash(error)
+                except BaseExceptionGroup as group:  # cancelled from outside, and crashed over it: nobody is there to decide
+                    cancelled, crash = group.split(trio.Cancelled)
+                    if cancelled is None or not isinstance(crash, Exception):
+                        raise
+                    self._note_crash(crash)
+                    raise cancelled from None
                 if pause is None:
                     return
                 with trio.move_on_after(pause):
                     await self._stop_asked.wait()
+                if self._stop_asked.is_set():
                     return
         finally:
             self._open = False
@@ -242,12 +249,15 @@ class Cell:
             self._ended.set()
             self._system.forget(self)
 
+    def _note_crash(self, error: Exception) -> None:
+        self._crashes += 1
+        log.error("%s crashed: %r", self.name, error, exc_info=error)
+
     def _decide_after_crash(self, error: Exception) -> float | None:
         """Seconds to wait before a restart, or None to stay down. Raises `ActorFailed` when the parent must decide."""
-        self._crashes += 1
+        self._note_crash(error)
         now = trio.current_time()
         self._crash_times.append(now)
-        log.error("%s crashed: %r", self.name, error, exc_info=error)
         pause = None
         if self._supervision.strategy is Strategy.RESTART:
             pause = self._supervision.pause_seconds(self._crash_times, now)

@@ -10,6 +10,7 @@ import trio
 
 from tripower.runtime.kernel.actor import Actor, Ref
 from tripower.runtime.kernel.cell import Cell
+from tripower.runtime.kernel.handoff import HandOff
 from tripower.runtime.kernel.statistics import ActorStatistics
 from tripower.runtime.kernel.supervision import Supervision
 
@@ -76,17 +77,18 @@ async def open_actor_system(
     An actor that escalates at the root ends the block with `ActorFailed` in an exception group.
     """
     async with trio.open_nursery() as nursery:
-        system: ActorSystem = await nursery.start(_host, on_instance)
+        opened: HandOff[ActorSystem] = HandOff()
+        nursery.start_soon(_host, on_instance, opened)
+        with trio.CancelScope(shield=True):  # one turn
+            system = await opened.take()
         try:
             yield system
         finally:
             system.close()
 
 
-async def _host(
-    on_instance: Callable[[str, Actor[Any]], None], *, task_status: trio.TaskStatus[ActorSystem] = trio.TASK_STATUS_IGNORED
-) -> None:
+async def _host(on_instance: Callable[[str, Actor[Any]], None], opened: HandOff[ActorSystem]) -> None:
     with trio.CancelScope(shield=True):
         async with trio.open_nursery() as nursery:
-            task_status.started(ActorSystem(nursery, on_instance))
+            opened.give(ActorSystem(nursery, on_instance))
             await trio.sleep_forever()

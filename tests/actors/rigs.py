@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from tripower.actors.device import DeviceStatistics, RunSteps, StepOrder, StepsCommitted, StepsDone
-from tripower.actors.dialogue import GenerationFinished, GenerationRequest, SamplingChoices, TokenChunk
+from tripower.actors.dialogue import Failed, GenerationFinished, GenerationRequest, SamplingChoices, TokenChunk
 from tripower.actors.generation import Generation
 from tripower.actors.model_queue import QueueStatistics
 from tripower.actors.runtime import Runtime, open_actors, toy_plan
@@ -133,12 +133,13 @@ class Listener:
             with scope or trio.CancelScope():
                 async with generation:
                     await self.listen(generation)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the test looks at it
             self.error = error
         self.ended_at = trio.current_time()
 
     async def listen(self, generation: Generation) -> None:
         async for event in generation:
+            assert not isinstance(event, Failed), "iterating raises it"
             self.text += event.text
             if isinstance(event, TokenChunk):
                 self.tokens.append(event.token)

@@ -9,9 +9,9 @@ from typing import Any
 import attrs
 import pytest
 import trio
-from tests.actors.rigs import BrittleEngine, Probe, RecordingBackend, greedy, order, steps_only
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.actors.rigs import BrittleEngine, Probe, RecordingBackend, greedy, order, steps_only
 from tripower.actors.device import (
     DeviceActor,
     DeviceStatistics,

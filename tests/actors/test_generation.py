@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import trio
-from tests.actors.rigs import RecordingBackend, assert_quiet, greedy, open_toy, queue_figures, request, warm_up
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.actors.rigs import RecordingBackend, assert_quiet, greedy, open_toy, queue_figures, request, warm_up
 from tripower.actors.dialogue import (
     Failed,
     GenerationEvent,
@@ -125,8 +125,7 @@ async def test_a_cancellation_at_any_await_leaves_nothing_behind(autojump_clock:
 @pytest.mark.parametrize("listen", LISTENERS)
 async def test_a_deadline_at_any_time_leaves_nothing_behind(autojump_clock: MockClock, listen: Any) -> None:
     for quarter in range(1000):
-        pace = 1.0
-        async with open_toy(RecordingBackend(boundaries=2), pace=lambda job: pace, steps_per_job=3) as (runtime, backend):
+        async with open_toy(RecordingBackend(boundaries=2), pace=lambda job: 1.0, steps_per_job=3) as (runtime, backend):
             events: list[GenerationEvent] = []
             deadline = trio.current_time() + quarter / 2
             try:
@@ -291,7 +290,9 @@ async def test_what_is_wrong_for_any_model_is_refused_before_one_is_loaded(chang
         ({"prompt": None, "messages": (ChatMessage("user", "p" * 100),)}, "messages", "context_length_exceeded"),
     ],
 )
-async def test_what_the_model_cannot_take_is_refused(autojump_clock: MockClock, changes: dict[str, Any], param: str, code: str) -> None:
+async def test_what_the_model_cannot_take_is_refused(
+    autojump_clock: MockClock, changes: dict[str, Any], param: str, code: str
+) -> None:
     async with open_toy(RecordingBackend(context=100)) as (runtime, backend):
         with pytest.raises(InvalidRequest) as caught:
             await runtime.generate(request(**changes)).__aenter__()

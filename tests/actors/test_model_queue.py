@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
 from tests.actors.rigs import (
     BrittleEngine,
     Listener,
@@ -19,10 +21,9 @@ from tests.actors.rigs import (
     request,
     warm_up,
 )
-from trio.testing import MockClock, wait_all_tasks_blocked
-
+from tripower.actors.device import StepsCommitted, StepsDone
 from tripower.actors.dialogue import GenerationFinished, SamplingChoices
-from tripower.actors.model_queue import Generate, Leave, StepsCommitted, StepsDone, outlet_room
+from tripower.actors.model_queue import Generate, Leave, outlet_room
 from tripower.actors.runtime import Runtime
 from tripower.backends.toy.engine import END, absorb, draw
 from tripower.runtime.engine import SamplingParameters
@@ -30,7 +31,13 @@ from tripower.runtime.kernel import DeadlineExceeded, InvalidRequest, Outlet, Ov
 
 
 def start(
-    nursery: trio.Nursery, runtime: Runtime, prompt: str = "p", max_tokens: int | None = 3, *, deadline: float | None = None, **changes: Any
+    nursery: trio.Nursery,
+    runtime: Runtime,
+    prompt: str = "p",
+    max_tokens: int | None = 3,
+    *,
+    deadline: float | None = None,
+    **changes: Any,
 ) -> Listener:
     listener = Listener()
     scope = changes.pop("scope", None)

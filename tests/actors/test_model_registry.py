@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
 from tests.actors.rigs import (
     Listener,
     RecordingBackend,
@@ -18,11 +20,9 @@ from tests.actors.rigs import (
     request,
     steps_only,
 )
-from trio.testing import MockClock, wait_all_tasks_blocked
-
 from tripower.actors.model_registry import ModelSource, RegistryStatistics
 from tripower.actors.runtime import Runtime
-from tripower.runtime.kernel import ActorGone, DeadlineExceeded, LaneJob, ModelRefused, NotFound, TripowerError
+from tripower.runtime.kernel import ActorGone, DeadlineExceeded, LaneJob, ModelRefused, NotFound, TripowerError, Unavailable
 
 LOAD_SECONDS = 10.0
 """A load has two boundaries and an end: it takes three of these on virtual time, the other jobs none."""
@@ -174,6 +174,26 @@ async def test_a_model_that_was_not_named_at_the_start_is_looked_for(autojump_cl
             await runtime.load("lost")
         assert looked == ["found-1", "lost"] and backend.loads == 1
         assert [(card.name, card.state) for card in await runtime.models()] == [("toy", "unloaded"), ("found-1", "loaded")]
+
+
+async def test_a_store_that_cannot_be_read_fails_the_request_and_not_the_registry(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    def find(name: str) -> ModelSource | None:
+        if name == "refused":
+            raise ModelRefused("not that one")
+        raise ValueError("embedded null byte")
+
+    async with open_toy(find_model=find) as (runtime, backend):
+        await complete(runtime)
+        with pytest.raises(Unavailable) as caught:
+            await runtime.load("a\0b")
+        assert caught.value.code == "model_lookup_failed"
+        with pytest.raises(ModelRefused):
+            await runtime.load("refused")
+        await trio.sleep(10)
+        assert figures(runtime, "registry").crashes == 0
+        await assert_quiet(runtime, backend)
 
 
 async def test_two_models_are_loaded_side_by_side(autojump_clock: MockClock) -> None:

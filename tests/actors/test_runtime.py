@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import trio
-from tests.actors.rigs import Listener, RecordingBackend, complete, greedy, open_toy, request, warm_up
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.actors.rigs import Listener, RecordingBackend, Saboteur, complete, greedy, open_toy, request, warm_up
 from tripower.actors.runtime import Runtime, open_actors, toy_plan
 from tripower.backends.toy import ToyEngine
 from tripower.runtime.kernel import ActorGone, InlineLane, LaneJob, Overloaded, Supervision, TripowerError
@@ -32,12 +32,11 @@ async def test_health_follows_the_actors(autojump_clock: MockClock) -> None:
 
 
 async def test_a_part_that_restarts_makes_the_runtime_fail_its_check(autojump_clock: MockClock) -> None:
-    from tests.actors.rigs import Saboteur
-
     saboteur = Saboteur()
-    async with open_toy(
-        on_instance=saboteur.on_instance, supervision=Supervision(backoff_first=10.0, backoff_max=10.0)
-    ) as (runtime, _):
+    async with open_toy(on_instance=saboteur.on_instance, supervision=Supervision(backoff_first=10.0, backoff_max=10.0)) as (
+        runtime,
+        _,
+    ):
         saboteur.arm("registry")
         with pytest.raises(ActorGone):
             await runtime.models()
@@ -115,6 +114,8 @@ async def test_the_end_at_any_moment_leaves_nothing_and_nobody_without_an_answer
                             raise ZeroDivisionError
             except* ZeroDivisionError:
                 assert way == "failed"
+        if way == "cancelled" and not quarter:
+            continue  # nobody had come yet
         for number, listener in enumerate(listeners):
             assert listener.ended_at is not None
             assert listener.tokens == greedy(f"p{number}", len(listener.tokens))
@@ -206,12 +207,11 @@ async def test_a_cancelled_runtime_closes_its_engine_on_the_lane_after_the_last_
 
     monkeypatch.setattr(ToyEngine, "close", watched)
     with trio.CancelScope() as scope:
-        async with open_actors(toy_plan(source="toy:2000")) as runtime:
-            async with runtime.generate(request("p", 4000)) as generation:
-                await generation.receive()
-                await generation.receive()
-                scope.cancel()  # a native step is running
-                await trio.sleep_forever()
+        async with open_actors(toy_plan(source="toy:2000")) as runtime, runtime.generate(request("p", 4000)) as generation:
+            await generation.receive()
+            await generation.receive()
+            scope.cancel()  # a native step is running
+            await trio.sleep_forever()
     assert scope.cancelled_caught and closed_on == ["tripower-lane-cpu0"]
     assert not caplog.records and lane_threads() == []
 

@@ -59,6 +59,15 @@ class Script:
 HELLO = Script([[GenerationStarted(0.5)], tokens("Hel", "lo"), tokens(" there") + finished(generated=3)])
 
 
+BIG = "x" * 65_536
+"""A token that fills buffers."""
+
+
+def never_ending() -> Script:
+    """More than any client takes without reading; with pauses, so that virtual time moves."""
+    return Script([step for _ in range(2000) for step in (tokens(BIG), 0.001)] + [finished()])
+
+
 class FakeGeneration:
     """One answer by script."""
 

@@ -142,6 +142,13 @@ def request_bytes(path: str, body: Any = None, *, method: str | None = None, hea
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + data
 
 
+async def fill_without_reading(server: Server, client: Client, **headers: str) -> None:
+    """Ask for more than any buffer holds, and come back when the answer has begun."""
+    client.stream.socket.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_RCVBUF, 4096)
+    await client.send_request(CHAT, ASK | {"stream": True}, headers=headers)
+    await until(lambda: bool(server.runtime.running))
+
+
 async def until(condition: Callable[[], bool]) -> None:
     """Let everybody else run until something is so."""
     while not condition():

@@ -36,7 +36,9 @@ def test_quiet_says_nothing_but_the_answer(tmp_path: Path) -> None:
 
 
 def test_the_same_seed_gives_the_same_answer_and_words_are_joined(tmp_path: Path) -> None:
-    answers = [tripower(tmp_path, "run", "toy", *words, *ANSWER).stdout for words in (["hello", "you"], ["hello you"], ["hello"])]
+    answers = [
+        tripower(tmp_path, "run", "toy", *words, *ANSWER).stdout for words in (["hello", "you"], ["hello you"], ["hello"])
+    ]
     assert answers[0] == answers[1] != answers[2]
 
 
@@ -106,13 +108,13 @@ def test_a_signal_stops_the_answer_quietly_and_keeps_what_came(number: signal.Si
     assert child.errors == []
 
 
-def test_a_signal_while_the_model_loads_ends_it_too(tmp_path: Path) -> None:
-    pipe = tmp_path / "never.gguf"
-    os.mkfifo(pipe)
-    with running(tmp_path, "run", "toy:200000", "hi", variables={"TRIPOWER_LOG": "debug"}) as child:
+def test_a_signal_while_the_model_loads_ends_it_too(smollm2_path: Path, tmp_path: Path) -> None:
+    with running(tmp_path, "run", str(smollm2_path), "hi", "--seed", "7") as child:
         child.wait_for_error("starting the engine")
         child.process.send_signal(signal.SIGINT)
         assert child.end() == exit_codes.BY_SIGNAL + signal.SIGINT
+        assert child.process.stdout is not None
+        assert child.process.stdout.read() == ""
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.api.serving import CHAT, COMPLETIONS, Server, serving_toy, until
-from tests.api.test_http_wire import field_names, json_values
+from tests.api.strategies import field_names, json_values
 from tripower.actors.runtime import toy_plan
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]

@@ -13,14 +13,13 @@ import trio
 import trio.lowlevel
 from trio.testing import MockClock
 
-from tests.api.fake_runtime import HELLO, FakeRuntime, Script, finished, tokens
-from tests.api.serving import ASK, CHAT, Client, Server, request_bytes, serving
+from tests.api.fake_runtime import BIG, HELLO, FakeRuntime, Script, finished, never_ending, tokens
+from tests.api.serving import ASK, CHAT, fill_without_reading, request_bytes, serving, until
 from tripower.api.http.connection import HEAD_SECONDS, IDLE_SECONDS
 
 STREAM = ASK | {"stream": True}
 FOR_EVER = Script([math.inf])
 ONE_TOKEN_THEN_SILENCE = Script([tokens("a"), math.inf])
-BIG = "x" * 65_536
 
 
 def gone(runtime: FakeRuntime) -> bool:
@@ -150,17 +149,6 @@ async def test_a_client_that_leaves_within_its_body_leaves_nothing() -> None:
 # Clients that do not read, or send slowly.
 
 
-def never_ending() -> Script:
-    return Script([step for _ in range(2000) for step in (tokens(BIG), 0.001)] + [finished()])
-
-
-async def fill_without_reading(server: Server, client: Client, **headers: str) -> None:
-    """Ask for more than any buffer holds and wait until the server can write no further."""
-    client.stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    await client.send_request(CHAT, STREAM, headers=headers)
-    await until(lambda: bool(server.runtime.running))
-
-
 async def test_a_client_that_does_not_read_is_dropped_and_its_seat_freed(autojump_clock: MockClock) -> None:  # ecosystem M1
     async with serving(never_ending(), send_timeout_s=7) as server, server.client() as client:
         await fill_without_reading(server, client)
@@ -223,6 +211,7 @@ async def test_a_body_that_is_declared_too_long_is_refused_unread() -> None:
         await client.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1025\r\n\r\n")
         answer = await client.read_answer()
     assert (answer.status, answer.error["code"], answer.error["type"]) == (413, "request_too_large", "invalid_request_error")
+    assert answer.headers["connection"] == "close"
 
 
 async def test_a_chunked_body_is_refused_at_the_first_byte_too_many() -> None:
@@ -306,6 +295,7 @@ async def test_what_is_no_http_is_refused_in_json_and_closed(data: bytes) -> Non
             answer = await client.read_answer()
             assert answer.status in (400, 501)
             assert answer.error["type"] == "invalid_request_error"
+            assert len(answer.headers["x-request-id"]) == 32
             assert await client.read_to_end() == b""
         assert (await server.ask("/health")).status == 200
 
@@ -406,8 +396,11 @@ async def test_a_deadline_that_is_none_is_refused(header: str, value: str) -> No
 
 async def test_a_deadline_for_the_first_token_is_none_for_the_rest(autojump_clock: MockClock) -> None:
     headers = {"x-slo-ttft-ms": "2000"}
-    async with serving(Script([1.5, tokens("a"), 9.0, finished()]), FOR_EVER) as server:
-        assert (await server.ask(CHAT, STREAM, headers=headers)).text == "a"
+    slow = Script([1.5, tokens("a"), 9.0, finished()])
+    async with serving(slow, slow, FOR_EVER, patience=100) as server:
+        stream = await server.ask(CHAT, STREAM, headers=headers)
+        assert (stream.text, stream.events[-2]["choices"][0]["finish_reason"]) == ("a", "stop")
+        assert (await server.ask(CHAT, ASK, headers=headers)).status == 200
         began = trio.current_time()
         assert (await server.ask(CHAT, STREAM, headers=headers)).status == 504
         assert trio.current_time() - began == 2

@@ -9,9 +9,8 @@ import trio
 import trio.lowlevel
 from trio.testing import MockClock
 
-from tests.api.fake_runtime import HELLO, Script, finished, tokens
-from tests.api.serving import ASK, CHAT, Server, serving
-from tests.api.test_http_connection import fill_without_reading, never_ending
+from tests.api.fake_runtime import HELLO, Script, finished, never_ending, tokens
+from tests.api.serving import ASK, CHAT, Server, fill_without_reading, serving, until
 from tripower.api.http import Drain, Drained
 
 STREAM = ASK | {"stream": True}
@@ -103,6 +102,12 @@ async def test_a_second_drain_can_stop_at_once(autojump_clock: MockClock) -> Non
         await trio.testing.wait_all_tasks_blocked()
         assert trio.current_time() == 0
         assert answers == [Drained(1), Drained(1)]
+
+
+async def test_a_drain_that_is_over_can_be_asked_for_again() -> None:
+    async with serving(HELLO) as server:
+        for _ in range(3):
+            assert await server.api.ask(Drain()) == Drained(interrupted=0)
 
 
 async def test_a_second_drain_cannot_prolong_the_first(autojump_clock: MockClock) -> None:

@@ -6,6 +6,8 @@ import errno
 import math
 import resource
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 
 import pytest
@@ -16,9 +18,12 @@ from tests.api.fake_runtime import HELLO, Script
 from tests.api.serving import ASK, CHAT, request_bytes, serving
 from tripower.api.http import listener
 from tripower.api.http.actor import ApiActor
-from tripower.api.http.connection import PIPELINED_BYTES_MAX
 from tripower.api.http.listener import Listener, connections_max
+from tripower.api.http.transport import Transport
 from tripower.runtime.configuration import ServerSettings
+
+FLOOD = 32 << 20
+"""Bytes; more than the buffers of a loopback connection."""
 
 
 @pytest.fixture
@@ -55,6 +60,17 @@ def test_connections_leave_descriptors_for_others(monkeypatch: pytest.MonkeyPatc
         assert connections_max() == expected
 
 
+@asynccontextmanager
+async def listening(app: Any) -> AsyncIterator[int]:
+    """The listener alone with an application of the test's own; gives the port."""
+    with socket.create_server(("127.0.0.1", 0)) as sock, trio.fail_after(20):
+        sock.setblocking(False)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(Listener(app, [sock], ServerSettings()).run)
+            yield sock.getsockname()[1]
+            nursery.cancel_scope.cancel(reason="the test is over")
+
+
 class Flaky(socket.socket):
     """A listening socket whose first accepts fail."""
 
@@ -77,15 +93,63 @@ async def test_an_accept_that_fails_is_tried_again(autojump_clock: MockClock, mo
 
 
 async def test_what_is_sent_ahead_is_bounded_and_not_lost(autojump_clock: MockClock) -> None:
-    body = ASK | {"padding": "x" * (4 * PIPELINED_BYTES_MAX)}
-    async with (
-        serving(Script([3.0, *HELLO.steps]), HELLO) as server,
-        server.client() as client,
-        trio.open_nursery() as nursery,
-    ):
-        nursery.start_soon(client.send, request_bytes(CHAT, ASK) + request_bytes(CHAT, body))
-        for _ in range(2):
-            assert (await client.read_answer()).status == 200
+    """More than the kernel's own buffers hold, so a client that could send it all was read without bound."""
+    body = ASK | {"padding": "x" * FLOOD}
+    sent = trio.Event()
+
+    async def send() -> None:
+        await client.send(request_bytes(CHAT, ASK) + request_bytes(CHAT, body))
+        sent.set()
+
+    script = Script([3.0, *HELLO.steps])
+    async with serving(script, HELLO, max_body_bytes=2 * FLOOD) as server, server.client() as client:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send)
+            await trio.sleep(2.9)
+            assert not sent.is_set()
+            for _ in range(2):
+                assert (await client.read_answer()).status == 200
+
+
+async def test_a_body_that_nobody_reads_is_not_taken_in() -> None:
+    read_now, sent = trio.Event(), trio.Event()
+    total = 0
+
+    async def read_late(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal total
+        await read_now.wait()
+        while (message := await receive())["more_body"]:
+            total += len(message["body"])
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    async with listening(read_late) as port, await trio.open_tcp_stream("127.0.0.1", port) as stream:
+
+        async def send() -> None:
+            await stream.send_all(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % FLOOD + b"x" * FLOOD)
+            sent.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not sent.is_set()
+            read_now.set()
+            assert b" 200 " in await stream.receive_some()
+    assert total == FLOOD
+
+
+async def test_a_whole_answer_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    writes = []
+
+    async def send_and_count(self: Transport, data: bytes) -> None:
+        writes.append(data)
+        await send(self, data)
+
+    send = Transport.send
+    monkeypatch.setattr(Transport, "send", send_and_count)
+    async with serving(HELLO) as server:
+        await server.ask(CHAT, ASK)
+        assert len(writes) == 1
 
 
 async def test_a_crash_of_the_actor_ends_no_socket_and_no_counter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,18 +178,13 @@ async def test_an_application_that_fails_ends_its_connection_only(caplog: pytest
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
         await send({"type": "http.response.body", "body": b""})
 
-    with socket.create_server(("127.0.0.1", 0)) as listening, trio.fail_after(20):
-        listening.setblocking(False)
-        port = listening.getsockname()[1]
-        async with trio.open_nursery() as nursery:
-            await nursery.start(Listener(fail, [listening], ServerSettings()).run)
-            for path, expected in ((b"/early", b" 500 "), (b"/late", b" 200 "), (b"/good", b" 200 ")):
-                async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
-                    await stream.send_all(b"GET " + path + b" HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
-                    received = b""
-                    while piece := await stream.receive_some():
-                        received += piece
-                    assert expected in received.splitlines()[0]
-                    assert not received.endswith(b"0\r\n\r\n")  # nobody takes half an answer for a whole one
-            nursery.cancel_scope.cancel()
+    async with listening(fail) as port:
+        for path, expected in ((b"/early", b" 500 "), (b"/late", b" 200 "), (b"/good", b" 200 ")):
+            async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+                await stream.send_all(b"GET " + path + b" HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+                received = b""
+                while piece := await stream.receive_some():
+                    received += piece
+                assert expected in received.splitlines()[0]
+                assert not received.endswith(b"0\r\n\r\n")  # nobody takes half an answer for a whole one
     assert caplog.text.count("the application failed") == 2

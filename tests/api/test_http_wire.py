@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.api.strategies import conversations, field_names, json_values
 from tripower.actors.dialogue import GenerationRequest
 from tripower.api.http.fields import IN_MESSAGES, UNSUPPORTED
 from tripower.api.http.wire import CHAT, COMPLETION, LOGIT_BIAS_MAX
@@ -394,23 +395,9 @@ def test_a_strict_client_is_refused_for_a_field_that_nobody_knows() -> None:
 
 # Anything at all.
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(codec=None), max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=12,
-)
-field_names = st.sampled_from(
-    ["model", "messages", "prompt", "stream", "stream_options", "max_tokens", "stop", "temperature", "top_p", "top_k", "logit_bias",
-     "seed", "n", "tools", "response_format", "user", "zz"]
-)  # fmt: skip
-messages = st.lists(
-    st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "x"]), "content": json_values}, optional={"name": json_values}),
-    max_size=3,
-)  # fmt: skip
-
 
 @settings(deadline=None, max_examples=300)
-@given(st.dictionaries(field_names, json_values, max_size=6), messages, st.booleans())
+@given(st.dictionaries(field_names, json_values, max_size=6), conversations, st.booleans())
 def test_any_json_is_a_request_or_refused(fields: dict[str, Any], conversation: Any, plausible: bool) -> None:
     body = fields | ({"messages": conversation, "prompt": "p"} if plausible else {})
     data = json.dumps(body).encode()

@@ -11,6 +11,7 @@ import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tripower.backends.toy import ToyBackend, ToyEngine, ToyText
 from tripower.backends.toy.engine import END, absorb, draw, draw_key
 from tripower.runtime.engine import (

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tripower.runtime.batching import Batch, BrokenStep, Member
 from tripower.runtime.engine import SamplingParameters, StepTable
 from tripower.runtime.engine.step_loop import plan_rows
@@ -21,7 +22,9 @@ def new_batch(members_max: int = 4) -> tuple[Batch[str], StepTable]:
 
 
 def join(batch: Batch[str], prompt: tuple[int, ...], owner: str, *, max_tokens: int = 3, **sampling: Any) -> Member[str]:
-    return batch.join(prompt, max_tokens=max_tokens, sampling=SamplingParameters(**sampling), ends=frozenset({END}), owner=owner)
+    return batch.join(
+        prompt, max_tokens=max_tokens, sampling=SamplingParameters(**sampling), ends=frozenset({END}), owner=owner
+    )
 
 
 def snapshot(batch: Batch[str]) -> list[tuple[str, int, list[int]]]:
@@ -214,7 +217,7 @@ def test_sequence_ids_are_never_used_twice_even_by_a_later_batch() -> None:
     ("sampling", "needed"),
     [({}, False), ({"repeat_penalty": 1.1}, True), ({"presence_penalty": 0.5}, True), ({"frequency_penalty": -0.5}, True)],
 )
-def test_the_history_travels_only_where_penalties_need_it(sampling: dict[str, float], needed: bool) -> None:
+def test_the_history_travels_only_where_penalties_need_it(sampling: dict[str, Any], needed: bool) -> None:
     batch, table = new_batch()
     join(batch, (1, 2), "a", **sampling)
     batch.plan(table, steps_max=4)
@@ -248,7 +251,9 @@ def test_random_jobs_keep_the_books_and_every_member_its_own_tokens(data: st.Dat
             alive = [not (member.leaving or member.finished) for member in roster]
             rows = plan_rows([len(member.pending) if lives else 0 for member, lives in zip(roster, alive, strict=True)], 5)
             due = [bool(count) and count == len(member.pending) for member, count in zip(roster, rows, strict=True)]
-            drawn = [1000 * member.sequence + len(member.output) if now else NONE for member, now in zip(roster, due, strict=True)]
+            drawn = [
+                1000 * member.sequence + len(member.output) if now else NONE for member, now in zip(roster, due, strict=True)
+            ]
             for member, _token in batch.commit(rows, drawn):
                 if len(member.output) == member.max_tokens:
                     batch.finish(member)

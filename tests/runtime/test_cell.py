@@ -13,6 +13,7 @@ import trio
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
+
 from tripower.runtime.kernel import (
     LATER,
     Actor,
@@ -132,7 +133,9 @@ class Run:
     async def main(self) -> None:
         async with trio.open_nursery() as nursery, open_actor_system() as system:
             self.auditor.system = system
-            ref = system.spawn(Worker, name="worker", supervision=Supervision(restarts_max=100, backoff_first=1.0, backoff_max=1.0))
+            ref = system.spawn(
+                Worker, name="worker", supervision=Supervision(restarts_max=100, backoff_first=1.0, backoff_max=1.0)
+            )
             for number, caller in enumerate(self.plan):
                 nursery.start_soon(self._call, ref, number, caller)
             await trio.sleep(20 if self.stop_at is None else self.stop_at)
@@ -185,7 +188,9 @@ def quiet_logs() -> Iterator[None]:
 @given(st.lists(callers, min_size=1, max_size=9), st.none() | st.integers(0, 4), st.integers(0, 2**16))
 @example([Caller(0, "nursery", "ask", 1, None)], None, 0)
 @example([Caller(0, "sleep", "ask", 1, 1), Caller(0, "never", "ask", 1, None), Caller(0, "crash", "control", None, None)], 1, 0)
-def test_every_message_ends_once_and_the_books_balance_at_every_step(plan: list[Caller], stop_at: int | None, seed: int) -> None:
+def test_every_message_ends_once_and_the_books_balance_at_every_step(
+    plan: list[Caller], stop_at: int | None, seed: int
+) -> None:
     run = Run(plan, stop_at)
     with deterministic_schedule(seed), quiet_logs():
         trio.run(run.main, clock=MockClock(autojump_threshold=0), instruments=[run.auditor])

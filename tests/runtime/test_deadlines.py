@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
+
 from tripower.runtime.kernel import (
     LATER,
     NEVER,

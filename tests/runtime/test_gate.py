@@ -8,6 +8,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tripower.runtime.admission import Gate
 from tripower.runtime.kernel import DeadlineExceeded, Overloaded
 

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
-from tripower.runtime.kernel import Actor, ActorGone, ActorStatistics, ActorSystem, Ask, InboxFull, Message, Ref, open_actor_system
+
+from tripower.runtime.kernel import (
+    Actor,
+    ActorGone,
+    ActorStatistics,
+    ActorSystem,
+    Ask,
+    InboxFull,
+    Message,
+    Ref,
+    open_actor_system,
+)
 from tripower.runtime.kernel.cell import BURST, BURST_SECONDS
 
 
@@ -141,6 +153,17 @@ async def test_a_tell_that_is_cancelled_while_it_waits_for_room_is_not_sent() ->
         assert (f.figures.received, f.figures.handled, f.figures.abandoned) == (4, 3, 1)
 
 
+async def test_a_tell_that_is_cancelled_although_there_was_room_is_sent() -> None:
+    async with open_actor_system() as system, trio.open_nursery() as nursery:
+        f = Fixture(system, nursery)
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await f.ref.tell(Remark(1))
+        assert scope.cancelled_caught
+        await wait_all_tasks_blocked()
+        assert f.clerk.seen == [1]
+
+
 async def test_tell_nowait_takes_a_free_place_or_fails_at_once() -> None:
     async with open_actor_system() as system, trio.open_nursery() as nursery:
         f = Fixture(system, nursery)
@@ -215,7 +238,7 @@ async def test_a_busy_actor_lets_others_run_after_a_burst() -> None:
             turns.append(len(f.clerk.seen))
             await trio.lowlevel.checkpoint()
         # Between two of our turns the actor may have had two of its own.
-        assert max(after - before for before, after in zip(turns, turns[1:], strict=False)) <= 2 * BURST
+        assert max(after - before for before, after in itertools.pairwise(turns)) <= 2 * BURST
         assert len(turns) >= 5
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
+
 from tripower.runtime.kernel import InlineLane, LaneJob, Port, open_port
 from tripower.runtime.kernel.lane import Lane, ThreadPort
 

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tripower.runtime.kernel import Ask, Message, Stop, decode, encode
 
 
@@ -31,7 +32,9 @@ def test_the_tag_is_the_name_of_the_class() -> None:
 @given(
     st.one_of(
         st.builds(Placed, st.integers(-(2**63), 2**63)),
-        st.builds(Place, st.text(), st.lists(st.floats(allow_nan=False, allow_infinity=False)).map(tuple), st.none() | st.text()),
+        st.builds(
+            Place, st.text(), st.lists(st.floats(allow_nan=False, allow_infinity=False)).map(tuple), st.none() | st.text()
+        ),
     )
 )
 def test_a_message_survives_the_way_through_json(message: Placed | Place) -> None:

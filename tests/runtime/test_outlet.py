@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
+
 from tripower.runtime.kernel import Outlet
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tripower.backends.toy import ToyEngine
 from tripower.runtime.engine import SamplingParameters, StepRow, StepTable, run_steps
 from tripower.runtime.engine.step_loop import plan_rows
@@ -36,7 +37,9 @@ def new_table(slots_max: int = 4, steps_max: int = 8, rows_max: int = 4, *, step
     return table
 
 
-def add(table: StepTable, pending: list[int], remaining: int = 100, *, position: int = 0, ends: frozenset[int] = frozenset()) -> None:
+def add(
+    table: StepTable, pending: list[int], remaining: int = 100, *, position: int = 0, ends: frozenset[int] = frozenset()
+) -> None:
     table.add(
         sequence=10 + table.slots,
         position=position,

@@ -8,6 +8,7 @@ import attrs
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
+
 from tripower.runtime.kernel import (
     LATER,
     Actor,
@@ -350,9 +351,10 @@ async def test_stop_does_not_wait_for_a_pause(autojump_clock: MockClock) -> None
         assert trio.current_time() == 1.0 and diary.instances == 1 and system.statistics() == []
 
 
-async def test_a_crash_at_the_end_of_a_stop_restarts_nothing(autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("pause", [0.0, 1.0])
+async def test_a_crash_at_the_end_of_a_stop_restarts_nothing(autojump_clock: MockClock, pause: float) -> None:
     async with open_actor_system() as system:
-        diary, ref = start(system, end_crashes=True)
+        diary, ref = start(system, Supervision(backoff_first=pause), end_crashes=True)
         await ref.stop()
         await trio.sleep(100)
         assert diary.instances == 1 and system.statistics() == []
@@ -382,9 +384,7 @@ async def test_a_cancellation_from_outside_leaves_the_order_of_the_end_to_the_bl
 async def test_a_dropped_control_message_tells_its_sender(autojump_clock: MockClock) -> None:
     class Busy(Fragile):
         async def on_message(self, message: Any) -> Any:
-            if isinstance(message, Remark):
-                raise RuntimeError("crashed over a remark")
-            return await super().on_message(message)
+            return await super().on_message(Crash() if isinstance(message, Remark) else message)
 
     async with open_actor_system() as system:
         ref = system.spawn(lambda: Busy(Diary()), name="fragile")
@@ -398,3 +398,35 @@ async def test_a_dropped_control_message_tells_its_sender(autojump_clock: MockCl
         assert ref.control(CrashInTask(), on_dropped=lambda: dropped.append(4))  # handled, though it crashes afterwards
         await trio.sleep(1)
         assert dropped == [0, 1, 2] and figures(system).gone == 3
+
+
+async def test_a_crash_while_the_system_closes_is_logged_and_hides_nothing(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Slow(Fragile):
+        async def on_start(self) -> None:
+            self.start_soon(self._wait, name="wait")
+
+        async def _wait(self) -> None:
+            try:
+                await trio.sleep_forever()
+            finally:
+                with trio.CancelScope(shield=True):
+                    await trio.sleep(1)
+
+    with pytest.RaisesGroup(ZeroDivisionError, flatten_subgroups=True):
+        async with open_actor_system() as system:
+            ref = system.spawn(lambda: Slow(Diary()), name="fragile")
+            with pytest.raises(ActorGone):
+                await ref.ask(Crash())
+            _ = 1 / 0  # the system closes while the crashed actor still waits for its task
+    assert "fragile crashed" in caplog.text
+
+
+@pytest.mark.parametrize("deadline", [0.0, 1.0])
+async def test_a_system_opens_and_closes_under_a_cancellation(autojump_clock: MockClock, deadline: float) -> None:
+    with trio.move_on_at(deadline) as scope:
+        async with open_actor_system() as system:
+            diary, _ = start(system)
+            await trio.sleep_forever()
+    assert scope.cancelled_caught and trio.current_time() == deadline and diary.ended_at == [deadline]
