@@ -240,20 +240,23 @@ class DeviceActor(Actor[Command]):
             return
         told = 0
 
-        def progress() -> None:
+        def count() -> bool:
+            """Whether there are steps that nobody has been told of."""
             nonlocal told
-            steps = table.steps_done
-            if steps > told:
-                self._steps += steps - told
-                told = steps
-                reply_to.control(StepsCommitted(message.job, steps))
+            steps, before = table.steps_done, told
+            self._steps += steps - before
+            told = steps
+            return steps > before
+
+        def progress() -> None:
+            if count():
+                reply_to.control(StepsCommitted(message.job, told))
 
         def done(_result: Any, error: TripowerError | None) -> None:
-            progress()
+            count()
             code, explanation = (error.code, error.message) if error else ("", "")
             reply_to.control(StepsDone(message.job, table.steps_done, code, explanation))
 
-        table.signal = self._port.signal
         table.set_signal_fd(self._port.signal_fd)
         self._submit(
             f"steps {message.name}",

@@ -21,7 +21,6 @@ from tripower.runtime.kernel import (
     Unavailable,
 )
 
-
 ERRORS: Mapping[str, type[TripowerError]] = {
     kind.code: kind for kind in (ActorGone, DeadlineExceeded, DeviceFailed, InvalidRequest, Overloaded, Unavailable)
 }

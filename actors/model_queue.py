@@ -43,7 +43,9 @@ log = logging.getLogger("tripower.queue")
 RETRIES_MAX = 1
 """How often the same rows are tried again after a device error."""
 RETRY_AFTER_MAX = 120.0
-TRY_AGAIN_SECONDS = 1.0
+CLOSE_AFTER_SECONDS = 0.2
+"""States of members that left are closed with the next job; this much later where no job follows, so that short requests one after
+the other cost one job each."""
 
 
 class Generate(Ask["Enqueued"], frozen=True):
@@ -69,11 +71,11 @@ class Leave(Message, frozen=True):
     expired: bool = False
 
 
-class TryAgain(Message, frozen=True):
-    """From the queue to itself: states of members that left are still to be freed, and the device refused to."""
+class CloseStates(Message, frozen=True):
+    """From the queue to itself: the batch has been empty for a moment, so free what the device still holds of it."""
 
 
-Command = Generate | Leave | StepsCommitted | StepsDone | TryAgain
+Command = Generate | Leave | StepsCommitted | StepsDone | CloseStates
 
 
 def outlet_room(max_tokens: int) -> int:
@@ -149,7 +151,7 @@ class ModelQueueActor(Actor[Command]):
         self._live: dict[int, _Generation] = {}
         self._seen_steps = 0
         self._failures = 0
-        self._trying_again = False
+        self._closing = False
         self._service_seconds = 1.0
         self._arrivals = self._completed = self._refused = self._cancelled = self._expired = self._failed = 0
         self._prompt_tokens = self._generated_tokens = 0
@@ -172,8 +174,8 @@ class ModelQueueActor(Actor[Command]):
                 return self._commit_steps(message.steps) if message.job == self._job else None
             case StepsDone():
                 return self._end_job(message) if message.job == self._job else None
-            case TryAgain():
-                return self._try_again()
+            case CloseStates():
+                return self._close_states()
         assert_never(message)
 
     def on_undelivered(self, message: Any, answer: Any) -> None:
@@ -288,13 +290,15 @@ class ModelQueueActor(Actor[Command]):
             self._table.request_stop()
             return
         self._expire_members(now)
-        table = self._new_table()
-        plan = self._batch.plan(table, steps_max=self._limits.steps_per_job)
-        if plan is not None:
-            self._start_job(table, *plan)
+        if self._batch.members:
+            self._start_job()
+        elif self._batch.stale:
+            self._close_states_later()
 
-    def _start_job(self, table: StepTable, keeping: list[int], opening: list[int]) -> None:
-        self._table, self._seen_steps = table, 0
+    def _start_job(self) -> None:
+        """Order steps for everybody in the batch; for nobody, only what has been left behind is closed."""
+        self._table, self._seen_steps = self._new_table(), 0
+        keeping, opening = self._batch.plan(self._table, steps_max=self._limits.steps_per_job)
         self._job = job = next(self._tickets)
         me = self.ref
 
@@ -302,12 +306,12 @@ class ModelQueueActor(Actor[Command]):
             me.control(StepsDone(job, 0, "actor_gone", "the device restarted before it ran the step"))
 
         message = RunSteps(self._model, job, tuple(keeping), tuple(opening))
-        if not self._device.control(message, live=StepOrder(self._engine, table, me), on_dropped=dropped):
+        if not self._device.control(message, live=StepOrder(self._engine, self._table, me), on_dropped=dropped):
             self._batch.end_job(aborted=True)
             self._job = -1
             for generation in list(self._live.values()):
                 self._fail(generation, ActorGone("the device is not available"))
-            self._try_again_later()
+            self._close_states_later()
 
     def _drop_expired(self, generation: _Generation) -> None:
         """The gate found the deadline passed when a place was free, and has counted it."""
@@ -315,10 +319,12 @@ class ModelQueueActor(Actor[Command]):
         error = DeadlineExceeded("the deadline passed in the waiting room")
         generation.outlet.put(Failed(error.code, error.message, error.status, error.kind))
 
-    def _expire_members(self, now: float) -> None:
-        for member in self._batch.members:
-            if member.owner.deadline <= now:
-                self._fail(member.owner, DeadlineExceeded("the deadline passed while tokens were generated"))
+    def _expire_members(self, now: float) -> bool:
+        """Fail members whose time is over; whether there were any."""
+        late = [member.owner for member in self._batch.members if member.owner.deadline <= now]
+        for generation in late:
+            self._fail(generation, DeadlineExceeded("the deadline passed while tokens were generated"))
+        return bool(late)
 
     def _commit_steps(self, steps: int) -> None:
         """Commit every step that is complete and new, and pass on what it gave."""
@@ -336,8 +342,8 @@ class ModelQueueActor(Actor[Command]):
             generation = member.owner
             if member.max_tokens == 0 and member.evaluated == len(member.prompt):
                 self._finish(generation, "length", now)
-            elif generation.deadline <= now:
-                self._fail(generation, DeadlineExceeded("the deadline passed while tokens were generated"))
+        if self._expire_members(now):
+            self._table.request_stop()
         if self._gate.waiting and self._gate.active < self._limits.members_max:
             self._table.request_stop()
 
@@ -352,6 +358,7 @@ class ModelQueueActor(Actor[Command]):
         generation.outlet.put(TokenChunk(token, text))
         if generation.text.stopped:
             self._finish(generation, "stop", now)
+            self._table.request_stop()  # the lane does not know, and would go on
         elif len(member.output) >= member.max_tokens:
             self._finish(generation, "length", now)
 
@@ -372,33 +379,30 @@ class ModelQueueActor(Actor[Command]):
 
     def _end_job(self, message: StepsDone) -> None:
         self._commit_steps(message.steps)
-        only_closed = not self._table.slots
         self._batch.end_job(aborted=bool(message.error))
         self._job = -1
         if message.error:
-            self._failures += 1
+            self._failures += bool(self._table.slots)  # a job that only closes is nobody's try
             log.warning("a step of %s failed: %s", self._model, message.error)
             if self._failures > RETRIES_MAX:
                 self._failures = 0
                 self._fail_members(TripowerError(message.explanation, code=message.error))
-            if only_closed and not self._live:
-                return self._try_again_later()
         self._advance()
 
-    def _try_again_later(self) -> None:
-        """At once could go on for ever."""
-        if not self._trying_again:
-            self._trying_again = True
-            self.start_soon(self._wait_and_try_again, name="try again")
+    def _close_states_later(self) -> None:
+        """Also after a failure: at once could go on for ever."""
+        if not self._closing:
+            self._closing = True
+            self.start_soon(self._wait_and_close_states, name="close states")
 
-    async def _wait_and_try_again(self) -> None:
-        await trio.sleep(TRY_AGAIN_SECONDS)
-        self.ref.control(TryAgain())
+    async def _wait_and_close_states(self) -> None:
+        await trio.sleep(CLOSE_AFTER_SECONDS)
+        self.ref.control(CloseStates())
 
-    def _try_again(self) -> None:
-        self._trying_again = False
-        if not self._batch.running:
-            self._advance()
+    def _close_states(self) -> None:
+        self._closing = False
+        if not self._batch.running and not self._batch.members and self._batch.stale:
+            self._start_job()
 
     def _fail_members(self, error: TripowerError) -> None:
         """Fail everybody in the batch; those who wait keep waiting."""

@@ -18,7 +18,7 @@ import trio
 
 from tripower.actors.device import LoadEngine, LoadOrder, UnloadEngine
 from tripower.actors.model_queue import ModelQueueActor, QueueLimits
-from tripower.runtime.engine import Backend, EngineInfo, LoadedModel, LoadSpecification, Progress, TextLayer
+from tripower.runtime.engine import Backend, EngineInfo, LoadedModel, LoadSpecification, Progress, StepEngine, TextLayer
 from tripower.runtime.kernel import (
     LATER,
     Actor,
@@ -32,6 +32,9 @@ from tripower.runtime.kernel import (
 )
 
 log = logging.getLogger("tripower.registry")
+
+DEVICE_RETRY_SECONDS = 0.05
+"""Between two tries to unload while the device restarts."""
 
 
 @attrs.frozen
@@ -169,12 +172,20 @@ class ModelRegistryActor(Actor[Command]):
             if entry.queue is not None:
                 await entry.queue.stop()
             if entry.loaded is not None:
-                try:
-                    await self._device.ask(UnloadEngine(entry.source.name), live=entry.loaded.engine)
-                except Unavailable:
-                    entry.loaded.engine.close()  # the device has gone, and its lane with it: nobody else can use the engine
-                except TripowerError as error:
-                    log.error("%s could not be unloaded: %s", entry.source.name, error)
+                await self._unload(entry.source.name, entry.loaded.engine)
+
+    async def _unload(self, name: str, engine: StepEngine) -> None:
+        """Free a model on its lane. A device that crashed still ends its steps and comes back: nothing is freed under it."""
+        while not self._device.ended:
+            try:
+                await self._device.ask(UnloadEngine(name), live=engine)
+                return
+            except Unavailable:
+                await trio.sleep(DEVICE_RETRY_SECONDS)
+            except TripowerError as error:
+                log.error("%s could not be unloaded: %s", name, error)
+                return
+        engine.close()  # the device has gone for good, and its lane with it: nobody else can use the engine
 
     def _entry(self, name: str) -> _Entry:
         entry = self._entries.get(name)

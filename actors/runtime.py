@@ -73,6 +73,8 @@ class Runtime:
         self.system = system
         self._parts = parts
         self._draining = False
+        self._ready: dict[str, ReadyModel] = {}
+        """Addresses that were handed out; each is good for as long as its queue lives."""
 
     def generate(self, request: GenerationRequest, *, deadline: float = NEVER) -> Generation:
         """One answer, as an async context manager; nothing happens before it is entered."""
@@ -81,7 +83,10 @@ class Runtime:
     async def _find(self, name: str, deadline: float) -> ReadyModel:
         if self._draining:
             raise Overloaded("the server is shutting down", code="draining", retry_after=5.0)
-        return await self._parts.registry.ask(EnsureLoaded(name), deadline=deadline)
+        ready = self._ready.get(name)
+        if ready is None or ready.queue.ended:
+            ready = self._ready[name] = await self._parts.registry.ask(EnsureLoaded(name), deadline=deadline)
+        return ready
 
     async def load(self, name: str, *, deadline: float = NEVER, progress: Progress | None = None) -> ReadyModel:
         """Wait until a model is resident; single flight. `progress` is called on the lane's thread."""
@@ -145,7 +150,7 @@ async def open_actors(plan: RuntimePlan) -> AsyncIterator[Runtime]:
 
 
 def toy_plan(
-    *, members_max: int = 16, waiting_max: int = 64, steps_per_job: int = 8, source: str = "toy", **changes: Any
+    *, members_max: int = 16, waiting_max: int = 64, steps_per_job: int = 256, source: str = "toy", **changes: Any
 ) -> RuntimePlan:
     """A plan with the toy as its only model, called `toy`: for tests and for benches of everything but the engine."""
     from tripower.backends.toy import ToyBackend

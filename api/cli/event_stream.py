@@ -16,20 +16,25 @@ class EventReader:
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._line = ""
+        self._line: list[str] = []
+        """Pieces of the line that has not ended."""
         self._data: list[str] = []
         self._length = 0
+        """Characters since the last event."""
 
     def feed(self, piece: bytes) -> list[str]:
         """The events that end in this piece. Raises `EventTooLong`."""
-        self._line += self._decoder.decode(piece)
-        *lines, self._line = self._line.split("\n")
+        first, *rest = self._decoder.decode(piece).split("\n")
+        self._line.append(first)
+        self._length += len(first)
         events = []
-        for line in lines:
-            event = self._take(line.removesuffix("\r"))
+        for beginning in rest:
+            event = self._take("".join(self._line).removesuffix("\r"))
             if event is not None:
                 events.append(event)
-        if len(self._line) + self._length > EVENT_CHARACTERS_MAX:
+            self._line = [beginning]
+            self._length += len(beginning)
+        if self._length > EVENT_CHARACTERS_MAX:
             raise EventTooLong(f"an event is longer than {EVENT_CHARACTERS_MAX} characters")
         return events
 
@@ -41,5 +46,4 @@ class EventReader:
         field, _, value = line.partition(":")
         if field == "data":
             self._data.append(value.removeprefix(" "))
-            self._length += len(value)
         return None

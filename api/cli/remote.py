@@ -17,10 +17,12 @@ from tripower.api.cli.answers import TEMPERATURE, Question, Show, Summary
 from tripower.api.cli.event_stream import EventReader, EventTooLong
 from tripower.api.cli.problems import CannotConnect, ServerRefused, StreamCut
 from tripower.api.pull.responses import is_loopback
-from tripower.runtime.kernel import InvalidRequest, deadline_after, within
+from tripower.runtime.kernel import InvalidRequest, TripowerError, deadline_after, within
 
 ERROR_BYTES_MAX = 1 << 20
 CONNECT_SECONDS = 10.0
+LAST_SECONDS = 1.0
+"""After the end mark, for the end of the body."""
 DONE = "[DONE]"
 
 
@@ -70,13 +72,19 @@ class RemoteService:
             async with self._client.stream("POST", path, json=body, headers=headers) as response:
                 if response.status_code != 200:
                     raise await refusal(response)
-                events = EventReader()
-                async for piece in response.aiter_bytes():
-                    for event in events.feed(piece):
-                        if event == DONE:
-                            return reading.summary()
-                        reading.take(event)
-        raise StreamCut("the server ended the answer in the middle; what came before is valid")
+                await _read(response, reading)
+        return reading.summary()
+
+
+async def _read(response: httpx.Response, reading: _Reading) -> None:
+    """Read to the end of the body, which is what leaves httpx's generators in order; behind the end mark only for a moment."""
+    events = EventReader()
+    with trio.CancelScope() as scope:
+        async for piece in response.aiter_bytes():
+            for event in events.feed(piece):
+                reading.take(event)
+            if reading.ended and scope.deadline == math.inf:
+                scope.deadline = trio.current_time() + LAST_SECONDS
 
 
 def request_of(model: str, question: Question) -> tuple[str, dict[str, Any]]:
@@ -92,21 +100,31 @@ class _Reading:
     """What an answer has told so far."""
 
     def __init__(self, show: Show) -> None:
+        self.ended = False
         self._show = show
         self._began = trio.current_time()
         self._first = self._last = 0.0
         self._usage = _Usage()
         self._timings = _Timings()
         self._finish_reason = ""
+        self._failure: TripowerError | None = None
 
     def take(self, event: str) -> None:
-        """Raises `ServerRefused` for an error in the stream."""
+        """One event. What follows the end, or a failure, is nobody's."""
+        if self.ended:
+            return
+        if event == DONE:
+            self.ended = True
+            return
         try:
-            chunk = msgspec.json.decode(event, type=_Chunk)
-        except msgspec.MsgspecError as error:
-            raise StreamCut("the server sent an event that cannot be read") from error
+            self._take(msgspec.json.decode(event, type=_Chunk))
+        except msgspec.MsgspecError:
+            self._fail(StreamCut("the server sent an event that cannot be read"))
+
+    def _take(self, chunk: _Chunk) -> None:
         if chunk.error is not None:
-            raise error_of(200, chunk.error)
+            self._fail(error_of(200, chunk.error))
+            return
         self._usage = chunk.usage or self._usage
         self._timings = chunk.timings or self._timings
         for choice in chunk.choices:
@@ -117,7 +135,15 @@ class _Reading:
                 self._show(text)
             self._finish_reason = choice.finish_reason or self._finish_reason
 
+    def _fail(self, failure: TripowerError) -> None:
+        self._failure, self.ended = failure, True
+
     def summary(self) -> Summary:
+        """The figures. Raises `ServerRefused` or `StreamCut` for an answer that did not end well."""
+        if self._failure is not None:
+            raise self._failure
+        if not self.ended:
+            raise StreamCut("the server ended the answer in the middle; what came before is valid")
         tokens, seconds = self._usage.completion_tokens, self._last - self._first
         measured = (tokens - 1) / seconds if tokens is not None and tokens > 1 and seconds > 0 else None
         return Summary(

@@ -74,7 +74,7 @@ class Batch(Generic[T]):
         self._sequences = itertools.count() if sequences is None else sequences
         self._members: dict[int, Member[T]] = {}
         self._roster: list[Member[T]] | None = None
-        self._stale = True
+        self.stale = True
         """Whether the device may hold states of nobody: at the start, since an earlier batch may have left some."""
         self._joined = self._finished = self._left = self._failed = 0
         self._steps = self._aborted = self._prefill_rows = self._decode_rows = self._largest_step = 0
@@ -107,19 +107,17 @@ class Batch(Generic[T]):
             self._failed += 1
         else:
             self._left += 1
-        self._stale = True
+        self.stale = True
 
-    def plan(self, table: StepTable, *, steps_max: int) -> tuple[list[int], list[int]] | None:
-        """Fill the table for a job of up to `steps_max` steps. None when there is nothing to do.
+    def plan(self, table: StepTable, *, steps_max: int) -> tuple[list[int], list[int]]:
+        """Fill the table for a job of up to `steps_max` steps.
 
         Returns the sequences that the device must keep, closing all others, and those that it must open before the first step. A
         sequence of which nothing was ever committed is opened anew. A job without members only closes.
         """
         assert self._roster is None, "one job at a time"
         roster = list(self._members.values())
-        if not roster and not self._stale:
-            return None
-        self._stale = False
+        self.stale = False
         table.clear(steps_max=steps_max)
         for member in roster:
             needs_history = (
@@ -184,7 +182,7 @@ class Batch(Generic[T]):
         if self._members.pop(member.sequence, None) is not None:
             member.finished = True
             self._finished += 1
-            self._stale = True
+            self.stale = True
 
     def end_job(self, *, aborted: bool = False) -> None:
         """The job in flight has ended; what it committed stays. After an abort the rest of the members keep their exact state."""
@@ -192,7 +190,7 @@ class Batch(Generic[T]):
         self._roster = None
         if aborted:
             self._aborted += 1
-            self._stale = True
+            self.stale = True
 
     def statistics(self) -> BatchStatistics:
         return BatchStatistics(

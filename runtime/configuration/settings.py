@@ -48,7 +48,9 @@ class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     waiting: Annotated[
         int, Meta(ge=-1, le=LIMIT_MAX, description="requests that may wait for a seat; 0 = refuse at once, -1 = by the seats")
     ] = -1
-    steps_per_job: Annotated[int, Meta(ge=1, le=64, description="steps an engine runs before it hears of joins and leaves")] = 8
+    steps_per_job: Annotated[
+        int, Meta(ge=1, le=4096, description="steps an engine runs ahead if nobody joins, leaves or must be answered")
+    ] = 256
     prefill_rows: Annotated[int, Meta(ge=0, le=LIMIT_MAX, description="prompt tokens in one step; 0 = by the cores")] = 0
     deadline_max_s: Annotated[float, Meta(ge=1, le=86_400, description="longest deadline a client may ask for")] = 3600.0
 

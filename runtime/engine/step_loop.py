@@ -26,7 +26,7 @@ def plan_rows(pending: list[int], rows_max: int) -> list[int]:
 
 
 def run_steps(engine: StepEngine, table: StepTable) -> Iterator[None]:
-    """Run `table` on `engine` until nothing is pending, the steps are used up, or a stop is asked for. Yields after each step."""
+    """Run `table` on `engine` until nothing is pending, the steps are used up, or a stop is asked for. Yields between steps."""
     from tripower.runtime.engine.contract import StepRow
 
     while table.steps_done < table.steps_max and not table.stop:
@@ -53,7 +53,8 @@ def run_steps(engine: StepEngine, table: StepTable) -> Iterator[None]:
             _advance(table, slot, len(row.tokens), token)
             drawn[slot] = token
         table.commit(counts, drawn)
-        yield
+        if any(table.pending):
+            yield
 
 
 def _advance(table: StepTable, slot: int, evaluated: int, token: int) -> None:

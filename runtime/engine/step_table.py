@@ -1,13 +1,13 @@
 """The table that a lane and the Trio loop share while steps run.
 
 The loop fills the slots, the lane runs ahead. After each step the lane writes one row of `drawn` and `evaluated`, then raises
-`steps_done`, then signals; the loop reads the rows up to `steps_done`. The loop may set `stop` at any time; the lane ends at the
+`steps_done`; a native loop then writes to the port's descriptor, and otherwise the lane signals at each boundary. The loop reads the rows up to `steps_done`. The loop may set `stop` at any time; the lane ends at the
 next boundary. Everything a native loop needs sits in plain arrays, so that no Python object crosses the threads between steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -41,8 +41,6 @@ class StepTable:
         self.sampling: list[SamplingParameters] = []
         self.ends: list[frozenset[int]] = []
         self.prompt_length: list[int] = []
-        self.signal: Callable[[], None] = lambda: None
-        """Wakes the loop; set by the lane's port for the length of a job."""
 
     @property
     def slots(self) -> int:
@@ -106,9 +104,8 @@ class StepTable:
         self.control[SLOTS] = slot + 1
 
     def commit(self, evaluated: Sequence[int], drawn: Sequence[int]) -> None:
-        """Record one step: for each slot the rows evaluated (0: not in the step) and the token drawn (-1: none). Then signal."""
+        """Record one step: for each slot the rows evaluated (0: not in the step) and the token drawn (-1: none)."""
         step = self.steps_done
         self.evaluated[step, : len(evaluated)] = evaluated
         self.drawn[step, : len(drawn)] = drawn
         self.control[STEPS_DONE] = step + 1
-        self.signal()

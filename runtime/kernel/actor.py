@@ -120,6 +120,11 @@ class Ref(Generic[Command]):
     def name(self) -> str:
         return self._cell.name
 
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended for good. False while it ends or waits for its restart."""
+        return self._cell.ended
+
     @overload
     async def ask(self, message: Ask[Answer], *, deadline: float = math.inf, live: Any = None) -> Answer: ...
     @overload

@@ -159,6 +159,10 @@ class Cell:
         else:
             self._abandoned += 1
 
+    @property
+    def ended(self) -> bool:
+        return self._ended.is_set()
+
     async def stop(self) -> None:
         self.begin_stop()
         await self._ended.wait()

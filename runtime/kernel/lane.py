@@ -33,7 +33,8 @@ Work = Generator[None, None, Any]
 class LaneJob:
     """Work for a lane. Both callbacks run in the Trio loop.
 
-    `on_progress` may be called at any time while the job runs, once for several signals. `on_done` is called exactly once, with the
+    `on_progress` is called after a boundary or a signal, once for several; what came after the last boundary is for `on_done` to tell.
+    `on_done` is called exactly once, with the
     generator's return value and None, with None and the exception, or with None twice when the job was stopped at a boundary.
     """
 
@@ -181,6 +182,7 @@ class Lane:
                 if job.advance(generator):
                     port.finished(job)
                 else:
+                    port.signal()
                     active.append((job, port, generator))
 
 
@@ -213,14 +215,15 @@ class ThreadPort:
         while not self._closed:  # it may be closed in the very turn in which the descriptor woke us
             await trio.lowlevel.wait_readable(self._wakeup.read_fd)
             self._wakeup.clear()
-            # Progress first, so that everything a job committed is heard before its end.
-            for job in list(self._running):
-                job.on_progress()
+            ended: list[LaneJob] = []
             while self._finished:
-                job = self._finished.popleft()
+                ended.append(self._finished.popleft())
+            for job in ended:
                 del self._running[job]
                 self._passed += job.boundaries + 1
+            for job in list(self._running):
                 job.on_progress()
+            for job in ended:
                 job.on_done(job.result, job.error)
 
     def close(self) -> None:
@@ -269,6 +272,7 @@ class InlineLane:
                     job.on_done(job.result, job.error)
                 else:
                     self._jobs.append((job, generator))
+                    job.on_progress()
             self._arrived = trio.Event()
 
     def close(self) -> None:

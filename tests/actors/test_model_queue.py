@@ -239,6 +239,26 @@ async def test_a_step_that_fails_twice_fails_its_members_and_nobody_else(autojum
         await complete(runtime)
 
 
+async def test_a_job_that_only_closes_costs_nobody_a_retry(autojump_clock: MockClock) -> None:
+    async with open_toy() as (runtime, backend):
+        await warm_up(runtime)
+        await complete(runtime)
+        engine = backend.engine
+        close, failed = engine.close_sequence, trio.Event()
+
+        def fail_once(sequence: int) -> None:
+            engine.close_sequence = close  # type: ignore[method-assign]
+            engine.failing = 1
+            failed.set()
+            raise RuntimeError("cannot close")
+
+        engine.close_sequence = fail_once  # type: ignore[method-assign]
+        await failed.wait()
+        await complete(runtime)
+        await trio.sleep(10)
+        await assert_quiet(runtime, backend)
+
+
 async def test_failures_with_progress_in_between_are_not_added_up(autojump_clock: MockClock) -> None:
     class EverySecond(BrittleEngine):
         calls = 0

@@ -10,6 +10,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.actors.rigs import Listener, RecordingBackend, Saboteur, complete, greedy, open_toy, request, warm_up
+from tripower.actors.device import RunSteps
 from tripower.actors.runtime import Runtime, open_actors, toy_plan
 from tripower.backends.toy import ToyEngine
 from tripower.runtime.kernel import ActorGone, InlineLane, LaneJob, Overloaded, Supervision, TripowerError
@@ -214,6 +215,35 @@ async def test_a_cancelled_runtime_closes_its_engine_on_the_lane_after_the_last_
             await trio.sleep_forever()
     assert scope.cancelled_caught and closed_on == ["tripower-lane-cpu0"]
     assert not caplog.records and lane_threads() == []
+
+
+async def test_the_end_waits_for_the_step_of_a_device_that_has_just_crashed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    closed_on: list[str] = []
+    close = ToyEngine.close
+
+    def watched(self: ToyEngine) -> None:
+        closed_on.append(threading.current_thread().name)
+        close(self)
+
+    monkeypatch.setattr(ToyEngine, "close", watched)
+    saboteur = Saboteur()
+    async with (
+        open_actors(toy_plan(source="toy:20000", on_instance=saboteur.on_instance)) as runtime,
+        trio.open_nursery() as nursery,
+        runtime.generate(request("p", 4000)) as generation,
+    ):
+        await generation.receive()
+        await generation.receive()
+        device = runtime.system.find("device:cpu0")
+        assert device is not None and not device.ended
+        saboteur.arm("device:cpu0")
+        device.control(RunSteps("nobody", 0, (), ()))
+        nursery.cancel_scope.cancel()  # a native step is running, and nobody is there who could tell
+        await trio.sleep_forever()
+    assert device.ended and closed_on == ["tripower-lane-cpu0"] and lane_threads() == []
+    assert [record.message for record in caplog.records if "failed on" in record.message] == []
 
 
 def test_the_plan_of_a_toy_can_be_changed() -> None:

@@ -75,9 +75,18 @@ async def callers_come_and_go(runtime: Runtime) -> list[Listener]:
             scope = trio.CancelScope()
             if number % 3 == 2:
                 scope.deadline = trio.current_time() + 2.5
-            nursery.start_soon(listener.run, runtime.generate(request(f"p{number}", 2 + number)), scope)
+            nursery.start_soon(call, runtime, number, listener, scope)
             await trio.sleep(0.75)
     return listeners
+
+
+async def call(runtime: Runtime, number: int, listener: Listener, scope: trio.CancelScope) -> None:
+    try:
+        await runtime.load("toy")  # everybody asks the registry
+    except TripowerError as error:
+        listener.error = error
+    else:
+        await listener.run(runtime.generate(request(f"p{number}", 2 + number)), scope)
 
 
 @pytest.mark.parametrize("after", [False, True])

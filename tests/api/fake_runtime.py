@@ -27,8 +27,8 @@ from tripower.actors.runtime import Health
 from tripower.runtime.kernel import NEVER, ActorStatistics, ActorSystem, Overloaded, TripowerError
 
 PROMPT_TOKENS = 3
-Step = float | BaseException | Sequence[GenerationEvent]
-"""A pause in seconds (`math.inf` for ever), an error that `receive` raises, or a burst of events."""
+Step = float | trio.Event | BaseException | Sequence[GenerationEvent]
+"""A pause in seconds (`math.inf` for ever) or until something happens, an error that `receive` raises, or a burst of events."""
 
 
 def tokens(*texts: str) -> list[GenerationEvent]:
@@ -102,6 +102,9 @@ class FakeGeneration:
             step = next(self._steps)
             if isinstance(step, BaseException):
                 raise step
+            if isinstance(step, trio.Event):
+                await step.wait()
+                continue
             if not isinstance(step, float | int):
                 await trio.lowlevel.checkpoint()
                 return list(step)

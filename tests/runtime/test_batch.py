@@ -31,11 +31,12 @@ def snapshot(batch: Batch[str]) -> list[tuple[str, int, list[int]]]:
     return [(member.owner, member.evaluated, list(member.output)) for member in batch.members]
 
 
-def test_an_empty_batch_plans_one_job_that_closes_what_others_left_and_then_none() -> None:
+def test_a_new_batch_wants_a_job_that_closes_what_others_left() -> None:
     batch, table = new_batch()
+    assert batch.stale
     assert batch.plan(table, steps_max=4) == ([], []) and table.slots == 0
     batch.end_job()
-    assert batch.plan(table, steps_max=4) is None
+    assert not batch.stale
 
 
 def test_the_roster_is_everybody_once_in_join_order_and_newcomers_wait_for_the_next() -> None:
@@ -66,7 +67,7 @@ def test_a_run_to_the_end_adds_up() -> None:
     s = batch.statistics()
     assert (s.joined, s.finished, s.left, s.failed, s.members) == (2, 2, 0, 0, 0)
     assert (s.steps, s.prefill_rows, s.decode_rows, s.largest_step) == (2, 3, 1, 3)
-    assert batch.plan(table, steps_max=4) == ([], [])  # their states are freed
+    assert batch.stale and batch.plan(table, steps_max=4) == ([], [])  # their states are freed
 
 
 @pytest.mark.parametrize("outcome_of_a", [(2, 10), (0, NONE), (77, 5)])
@@ -197,12 +198,11 @@ def test_after_an_abort_the_device_is_asked_once_more_to_close_the_rest() -> Non
     a = join(batch, (1,), "a")
     batch.plan(table, steps_max=4)
     batch.leave(a)
-    batch.end_job(aborted=True)
-    assert batch.plan(table, steps_max=4) == ([], [])
-    batch.end_job(aborted=True)  # that job failed too
-    assert batch.plan(table, steps_max=4) == ([], [])
-    batch.end_job()
-    assert batch.plan(table, steps_max=4) is None
+    for aborted in (True, True, False):  # the job that closes may fail too
+        batch.end_job(aborted=aborted)
+        assert batch.stale is aborted
+        if aborted:
+            assert batch.plan(table, steps_max=4) == ([], [])
 
 
 def test_sequence_ids_are_never_used_twice_even_by_a_later_batch() -> None:
@@ -241,8 +241,7 @@ def test_random_jobs_keep_the_books_and_every_member_its_own_tokens(data: st.Dat
         while len(batch.members) < 3 and data.draw(st.booleans()):
             prompt = (0,) * data.draw(st.integers(1, 4))
             everybody.append(join(batch, prompt, "m", max_tokens=data.draw(st.integers(1, 3))))
-        if batch.plan(table, steps_max=4) is None:
-            continue
+        batch.plan(table, steps_max=4)
         roster = batch.members
         for _ in range(data.draw(st.integers(0, 4))):
             for member in roster:

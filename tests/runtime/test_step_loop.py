@@ -154,13 +154,12 @@ def test_a_failing_step_leaves_what_was_committed() -> None:
     assert table.pending == [[2]] and table.position[0] == 2
 
 
-def test_each_step_is_signalled_after_it_is_complete() -> None:
-    seen: list[tuple[int, int]] = []
+def test_each_boundary_lies_after_a_complete_step_and_none_after_the_last() -> None:
     table = new_table(steps=3)
-    add(table, [1])
-    table.signal = lambda: seen.append((table.steps_done, int(table.drawn[table.steps_done - 1, 0])))
-    list(run_steps(Parrot(), table))
-    assert seen == [(1, 1), (2, 2), (3, 3)]
+    add(table, [1], remaining=3)
+    seen = [(table.steps_done, int(table.drawn[table.steps_done - 1, 0])) for _ in run_steps(Parrot(), table)]
+    assert seen == [(1, 1), (2, 2)]
+    assert table.steps_done == 3
 
 
 def test_clearing_makes_the_table_new() -> None:
