@@ -57,9 +57,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class GenerationStarted(Message, frozen=True):
-    """The request has a seat; its prompt is evaluated from the next step on."""
+    """The answer begins. Comes with the first event after it."""
 
     waited_seconds: float
+    """Time in the waiting room."""
 
     @property
     def text(self) -> str:

@@ -123,6 +123,8 @@ class _Generation:
     arrived_at: float
     seated_at: float = 0.0
     first_token_at: float = 0.0
+    begun: bool = False
+    """Whether the stream's beginning has been said: with the first step's news, so that it costs no wake-up of its own."""
     member: Member[_Generation] | None = None
 
 
@@ -157,7 +159,7 @@ class ModelQueueActor(Actor[Command]):
         self._prompt_tokens = self._generated_tokens = 0
 
     def _new_table(self) -> StepTable:
-        """One for each job: a job that outlives our interest in it never meets its successor."""
+        """For the next job. After a job that went wrong, so that one that outlives our interest never meets its successor."""
         limits = self._limits
         return StepTable(slots_max=limits.members_max, steps_max=limits.steps_per_job, rows_max=limits.rows_max)
 
@@ -245,7 +247,6 @@ class ModelQueueActor(Actor[Command]):
             ends=frozenset() if request.ignore_eos else self._text.end_tokens,
             owner=generation,
         )
-        generation.outlet.put(GenerationStarted(now - generation.arrived_at))
 
     def _leave(self, message: Leave) -> None:
         generation = self._live.pop(message.ticket, None)
@@ -265,6 +266,12 @@ class ModelQueueActor(Actor[Command]):
             self._batch.leave(generation.member, failed=failed)
         self._gate.leave(generation.ticket, expired=expired)
 
+    def _say(self, generation: _Generation, event: GenerationEvent) -> None:
+        if not generation.begun and generation.member is not None:
+            generation.begun = True
+            generation.outlet.put(GenerationStarted(generation.seated_at - generation.arrived_at))
+        generation.outlet.put(event)
+
     def _fail(self, generation: _Generation, error: TripowerError) -> None:
         if self._live.pop(generation.ticket, None) is None:
             return
@@ -274,7 +281,7 @@ class ModelQueueActor(Actor[Command]):
         else:
             self._failed += 1
         self._release(generation, failed=not expired, expired=expired)
-        generation.outlet.put(Failed(error.code, error.message, error.status, error.kind))
+        self._say(generation, Failed(error.code, error.message, error.status, error.kind))
 
     # Running.
 
@@ -297,7 +304,7 @@ class ModelQueueActor(Actor[Command]):
 
     def _start_job(self) -> None:
         """Order steps for everybody in the batch; for nobody, only what has been left behind is closed."""
-        self._table, self._seen_steps = self._new_table(), 0
+        self._seen_steps = 0
         keeping, opening = self._batch.plan(self._table, steps_max=self._limits.steps_per_job)
         self._job = job = next(self._tickets)
         me = self.ref
@@ -308,6 +315,7 @@ class ModelQueueActor(Actor[Command]):
         message = RunSteps(self._model, job, tuple(keeping), tuple(opening))
         if not self._device.control(message, live=StepOrder(self._engine, self._table, me), on_dropped=dropped):
             self._batch.end_job(aborted=True)
+            self._table = self._new_table()
             self._job = -1
             for generation in list(self._live.values()):
                 self._fail(generation, ActorGone("the device is not available"))
@@ -317,7 +325,7 @@ class ModelQueueActor(Actor[Command]):
         """The gate found the deadline passed when a place was free, and has counted it."""
         self._expired += 1
         error = DeadlineExceeded("the deadline passed in the waiting room")
-        generation.outlet.put(Failed(error.code, error.message, error.status, error.kind))
+        self._say(generation, Failed(error.code, error.message, error.status, error.kind))
 
     def _expire_members(self, now: float) -> bool:
         """Fail members whose time is over; whether there were any."""
@@ -355,7 +363,7 @@ class ModelQueueActor(Actor[Command]):
             self._finish(generation, "stop", now)
             return
         text = generation.text.push(token)
-        generation.outlet.put(TokenChunk(token, text))
+        self._say(generation, TokenChunk(token, text))
         if generation.text.stopped:
             self._finish(generation, "stop", now)
             self._table.request_stop()  # the lane does not know, and would go on
@@ -375,7 +383,7 @@ class ModelQueueActor(Actor[Command]):
         timings = Timings(generation.seated_at - generation.arrived_at, first - generation.seated_at, now - first)
         self._service_seconds += 0.2 * (now - generation.seated_at - self._service_seconds)
         usage = Usage(len(member.prompt), len(member.output))
-        generation.outlet.put(GenerationFinished(reason, generation.text.finish(), usage, timings))
+        self._say(generation, GenerationFinished(reason, generation.text.finish(), usage, timings))
 
     def _end_job(self, message: StepsDone) -> None:
         self._commit_steps(message.steps)

@@ -6,6 +6,7 @@ import argparse
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -169,8 +170,10 @@ class Screen:
         os.write(self._terminal, text.encode())
 
     def wait_for(self, pattern: str) -> str:
-        """What came up to the first match. A hung child is killed by the test's own limit on its end."""
+        """What came up to the first match."""
         while (match := re.search(pattern, self.seen)) is None:
+            readable, _, _ = select.select([self._terminal], [], [], PATIENCE)
+            assert readable, f"{pattern!r} did not come: {self.seen!r}"
             self.seen += os.read(self._terminal, 4096).decode(errors="replace")
         found, self.seen = self.seen[: match.end()], self.seen[match.end() :]
         return found

@@ -199,16 +199,31 @@ async def test_trouble_while_a_stopped_job_cleans_up_is_its_error(port: ThreadPo
         assert result is None and isinstance(error, OSError)
 
 
-async def test_progress_is_heard_before_the_end(port: ThreadPort) -> None:
+async def test_progress_is_heard_at_a_boundary_and_never_after_the_end(port: ThreadPort) -> None:
+    gate, heard = threading.Event(), trio.Event()
+
     def work() -> Generator[None, None, None]:
-        port.signal()
         yield
+        gate.wait(HANG_SECONDS)
+        port.signal()
 
     async with running(port):
-        job = Job(work)
+        job, other = Job(work), Job(count([], "other", 5))
+
+        def hear() -> None:
+            job.progress += 1
+            heard.set()
+
+        job.job.on_progress = hear
         port.submit(job.job)
+        with trio.fail_after(HANG_SECONDS):
+            await heard.wait()
+        assert not job.done.is_set()
+        gate.set()
         await job.wait()
-        assert job.progress_at_end >= 1
+        port.submit(other.job)
+        await other.wait()
+        assert job.progress == job.progress_at_end
 
 
 async def test_a_native_loop_is_heard_through_the_descriptor(port: ThreadPort) -> None:
@@ -396,7 +411,8 @@ async def test_inline_jobs_stop_fail_and_are_heard_like_those_of_a_thread(autoju
         await trio.sleep(2.5)
         stopped.job.stop()
         assert await stopped.wait() == (None, None)
-        assert isinstance((await failing.wait())[1], ValueError) and failing.progress_at_end == 1
+        assert isinstance((await failing.wait())[1], ValueError)
+        assert failing.progress_at_end == 2  # its signal and its boundary
         assert isinstance((await broken.wait())[1], TypeError)
 
 
