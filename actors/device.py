@@ -36,6 +36,8 @@ class UnloadEngine(Ask["EngineUnloaded"], frozen=True):
 
 
 class EngineUnloaded(Message, frozen=True):
+    """Its memory is free."""
+
     name: str
 
 

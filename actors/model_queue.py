@@ -391,6 +391,7 @@ class ModelQueueActor(Actor[Command]):
         self._job = -1
         if message.error:
             self._failures += bool(self._table.slots)  # a job that only closes is nobody's try
+            self._table = self._new_table()
             log.warning("a step of %s failed: %s", self._model, message.error)
             if self._failures > RETRIES_MAX:
                 self._failures = 0

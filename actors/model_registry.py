@@ -74,6 +74,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelList(Message, frozen=True):
+    """Every model that was named at the start, or found in the store since."""
+
     models: tuple[ModelCard, ...]
 
 

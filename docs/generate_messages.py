@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import sys
 import typing
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
 from tripower.actors import device, dialogue, model_queue, model_registry, system
 from tripower.runtime.kernel import Actor, Ask, Message
 from tripower.runtime.kernel.messages import Stop
@@ -35,12 +37,11 @@ def sentence(kind: type) -> str:
 
 def type_name(kind: Any) -> str:
     text = getattr(kind, "__name__", str(kind)) if not typing.get_args(kind) else str(kind)
-    for prefix in ("tripower.runtime.engine.sampling_parameters.", "tripower.runtime.engine.contract.", "tripower.actors.dialogue.", "typing."):
-        text = text.replace(prefix, "")
+    text = re.sub(r"\b(?:tripower|typing)\.(?:\w+\.)*", "", text)
     return text.replace("|", "\\|")
 
 
-def answer(kind: type[Message], module: Any) -> str:
+def answer(kind: type[Message]) -> str:
     """The type that an `Ask` names in brackets; empty for a message that nobody waits for."""
     for base in getattr(kind, "__orig_bases__", ()):
         if typing.get_origin(base) is Ask:
@@ -49,17 +50,17 @@ def answer(kind: type[Message], module: Any) -> str:
     return ""
 
 
-def row(kind: type[Message], module: Any) -> str:
+def row(kind: type[Message]) -> str:
     hints = typing.get_type_hints(kind)
     fields = ", ".join(f"`{field.name}: {type_name(hints[field.name])}`" for field in msgspec.structs.fields(kind))
-    return f"| `{kind.__name__}` | {fields} | {answer(kind, module)} | {sentence(kind)} |"
+    return f"| `{kind.__name__}` | {fields} | {answer(kind)} | {sentence(kind)} |"
 
 
-def table(kinds: list[type[Message]], module: Any) -> Iterator[str]:
+def table(kinds: list[type[Message]]) -> Iterator[str]:
     yield "| message | fields | answered by | meaning |"
     yield "| --- | --- | --- | --- |"
     for kind in kinds:
-        yield row(kind, module)
+        yield row(kind)
     yield ""
 
 
@@ -70,19 +71,19 @@ def defined_in(module: Any) -> list[type[Message]]:
 
 
 def page() -> str:
-    lines = [HEAD, "## The kernel", "", *table([Stop], None)]
+    lines = [HEAD, "## The kernel", "", *table([Stop])]
     for module in MODULES:
         for actor in [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Actor)]:
             if actor.__module__ != module.__name__:
                 continue
             kinds = defined_in(module)
             lines += [f"## {actor.__name__}", "", sentence_of_module(module), "", "Understands:", ""]
-            lines += table([kind for kind in kinds if kind in actor.understands], module)
+            lines += table([kind for kind in kinds if kind in actor.understands])
             lines += understood_elsewhere(actor, module)
             if others := [kind for kind in kinds if kind not in actor.understands]:
-                lines += ["Says:", "", *table(others, module)]
+                lines += ["Says:", "", *table(others)]
     lines += ["## The events of a generation", "", "They go to the caller's outlet, not to an inbox.", ""]
-    lines += table(defined_in(dialogue), dialogue)
+    lines += table(defined_in(dialogue))
     return "\n".join(lines).rstrip() + "\n"
 
 

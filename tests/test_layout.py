@@ -46,7 +46,10 @@ def test_imports_point_down(layer: str) -> None:
         if source.is_relative_to(ROOT / "api" / "tripower"):
             continue  # the facade re-exports everything
         for line, target in imported_layers(source):
-            lazily = (layer, target) == ("api", "bench") and source.name == "bench.py"  # the command line, when a bench is asked for
+            lazily = (layer, target) == (
+                "api",
+                "bench",
+            ) and source.name == "bench.py"  # the command line, when a bench is asked for
             assert target in allowed or lazily, f"{source}:{line}: {layer} imports {target or 'tripower itself'}"
 
 
@@ -58,7 +61,12 @@ def test_the_kernel_has_never_heard_of_models() -> None:
 
 
 def test_backends_and_mechanisms_do_not_know_trio() -> None:
-    synchronous = [*sources("backends"), *sources("runtime/batching"), *sources("runtime/engine"), *sources("runtime/admission")]
+    synchronous = [
+        *sources("backends"),
+        *sources("runtime/batching"),
+        *sources("runtime/engine"),
+        *sources("runtime/admission"),
+    ]
     for source in synchronous:
         for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -21,13 +21,22 @@ from tests.actors.rigs import (
     request,
     warm_up,
 )
-from tripower.actors.device import StepsCommitted, StepsDone
-from tripower.actors.dialogue import GenerationFinished, SamplingChoices
-from tripower.actors.model_queue import Generate, Leave, outlet_room
+from tripower.actors.device import RunSteps, StepOrder, StepsCommitted, StepsDone
+from tripower.actors.dialogue import Failed, GenerationEvent, GenerationFinished, GenerationStarted, SamplingChoices
+from tripower.actors.model_queue import Generate, Leave, ModelQueueActor, QueueLimits, outlet_room
 from tripower.actors.runtime import Runtime
+from tripower.backends.toy import ToyEngine, ToyText
 from tripower.backends.toy.engine import END, absorb, draw
-from tripower.runtime.engine import SamplingParameters
-from tripower.runtime.kernel import DeadlineExceeded, InvalidRequest, Outlet, Overloaded, TripowerError
+from tripower.runtime.engine import LoadedModel, SamplingParameters, StepTable
+from tripower.runtime.kernel import (
+    Actor,
+    DeadlineExceeded,
+    InvalidRequest,
+    Outlet,
+    Overloaded,
+    TripowerError,
+    open_actor_system,
+)
 
 
 def start(
@@ -50,7 +59,7 @@ async def test_tokens_arrive_step_by_step_and_end_once(autojump_clock: MockClock
     async with open_toy() as (runtime, backend):
         now = await warm_up(runtime)
         listener = await complete(runtime, "hello", 4)
-        assert listener.started_at == now and listener.times == [now + n for n in (1, 2, 3, 4)]
+        assert listener.started_at == now + 1 and listener.times == [now + n for n in (1, 2, 3, 4)]
         assert listener.text == bytes(greedy("hello", 4)).decode()
         finished = listener.finished
         assert finished is not None and finished.reason == "length"
@@ -67,8 +76,8 @@ async def test_a_newcomer_joins_at_the_next_boundary(autojump_clock: MockClock) 
         await trio.sleep(1.5)
         second = start(nursery, runtime, "b", 2)
         await trio.sleep(20)
-        assert second.started_at == now + 1.5  # a seat is free, the next step is his
-        # The boundary at 2 sees the stop; the job that both take part in begins there.
+        # A seat is free: the boundary at 2 sees the stop, and the job that both take part in begins there.
+        assert second.finished is not None and second.finished.timings.wait_seconds == 0
         assert first.times == [now + n for n in (1, 3, 4, 5, 6, 7)]
         assert second.times == [now + 3, now + 4]
         assert first.tokens == greedy("a", 6) and second.tokens == greedy("b", 2)
@@ -144,7 +153,7 @@ async def test_who_leaves_in_flight_frees_the_seat_at_the_boundary_and_disturbs_
         scope.cancel()
         await wait_all_tasks_blocked()
         assert leaver.ended_at == now + 2.5
-        assert waiter.started_at == now + 2.5  # the seat is his; his first row is in the next step
+        assert (queue_figures(runtime).gate.active, queue_figures(runtime).gate.waiting) == (2, 0)
         await trio.sleep(1)
         assert len(backend.engine.sequences()) <= 2
         await trio.sleep(50)
@@ -188,7 +197,8 @@ async def test_a_deadline_holds_even_for_a_reader_that_does_not_read(autojump_cl
         async with runtime.generate(request("a", 50), deadline=now + 3.5) as generation:
             behind = start(nursery, runtime, "b", 2)
             await trio.sleep(20)
-            assert behind.started_at == now + 5  # the step that ends at 4 tells, the boundary behind it ends the job
+            # The step that ends at 4 tells, the boundary behind it ends the job.
+            assert behind.finished is not None and behind.finished.timings.wait_seconds == 5
             with pytest.raises(DeadlineExceeded):
                 await generation.receive()
         assert queue_figures(runtime).expired == 1
@@ -400,26 +410,51 @@ async def test_the_longest_request_that_fits_runs(autojump_clock: MockClock) -> 
 
 
 async def test_who_gives_up_in_the_turn_of_the_answer_leaves_nothing_behind(autojump_clock: MockClock) -> None:
-    async with open_toy() as (runtime, backend), trio.open_nursery() as nursery:
-        await warm_up(runtime)
-        queue = (await runtime.load("toy")).queue
-        scope = trio.CancelScope()
+    scope = trio.CancelScope()
 
-        class Leaver(Outlet[Any]):
-            """Cancels whoever asked as soon as it is seated: before the answer is given, in the same turn."""
+    def watch(name: str, actor: Actor[Any]) -> None:
+        handle = actor.on_message
 
-            def put(self, item: Any) -> None:
-                super().put(item)
+        async def cancel_before_the_answer(message: Any) -> Any:
+            answer = await handle(message)
+            if isinstance(message, Generate):
                 scope.cancel()
+            return answer
 
-        async def ask() -> None:
-            with scope:
-                await queue.ask(Generate((1,), 5, SamplingParameters()), live=Leaver(7))
+        actor.on_message = cancel_before_the_answer  # type: ignore[method-assign]
 
-        nursery.start_soon(ask)
+    async with open_toy(on_instance=watch) as (runtime, backend):
+        await warm_up(runtime)
+        with scope:
+            async with runtime.generate(request("p", 50)):
+                raise AssertionError("it was cancelled before it got the answer")
+        assert scope.cancelled_caught
         await trio.sleep(10)
-        assert scope.cancelled_caught and queue_figures(runtime).cancelled == 1
+        assert queue_figures(runtime).cancelled == 1
         await assert_quiet(runtime, backend)
+
+
+async def test_a_job_that_went_wrong_may_still_run_and_never_meets_its_successor(autojump_clock: MockClock) -> None:
+    """Whoever says that a job was dropped cannot know whether it had been begun: the next one has a table of its own."""
+    tables: list[StepTable] = []
+
+    class Device(Actor[RunSteps]):
+        async def on_message(self, message: RunSteps) -> None:
+            order: StepOrder = self.envelope.live
+            tables.append(order.table)
+            order.reply_to.control(StepsDone(message.job, 0, "actor_gone" if order.table.slots else "", "dropped"))
+
+    async with open_actor_system() as system:
+        device = system.spawn(Device, name="device")
+        limits = QueueLimits(members_max=1, waiting_max=0, steps_per_job=4, rows_max=4)
+        model = LoadedModel(ToyEngine(), ToyText())
+        queue = system.spawn(lambda: ModelQueueActor("toy", model, device, limits), name="queue")
+        outlet: Outlet[GenerationEvent] = Outlet(outlet_room(1))
+        await queue.ask(Generate((1,), 1, SamplingParameters()), live=outlet)
+        await trio.sleep(10)
+        assert [type(event) for event in await outlet.receive()] == [GenerationStarted, Failed]
+    first, again, closing = tables[-3:]
+    assert first is not again and again is not closing
 
 
 async def test_leaving_twice_or_with_an_unknown_ticket_is_ignored(autojump_clock: MockClock) -> None:

@@ -153,7 +153,7 @@ def test_two_models_of_one_name_are_a_mistake_in_the_settings() -> None:
 def test_the_limits_are_those_of_the_host_where_nothing_is_set() -> None:
     plan = make_plan(Configuration(), [ModelSource(name="a", source="toy", backend="toy")], host=HOST)
     queue = plan.limits.queue
-    assert (queue.members_max, queue.waiting_max, queue.steps_per_job, queue.rows_max) == (16, 64, 8, 256)
+    assert (queue.members_max, queue.waiting_max, queue.steps_per_job, queue.rows_max) == (16, 64, 256, 256)
     assert (plan.limits.context, plan.limits.threads, plan.limits.state_bytes_max) == (0, 2, 4 * GIB)
     assert set(plan.backends) == {"picolm", "toy"}
     assert all(name == backend.name for name, backend in plan.backends.items())
