@@ -11,7 +11,7 @@ BENCHES = {
     "serving": ("tripower.bench.serving", "tokens a second over HTTP, beside another engine on the same file"),
     "soak": ("tripower.bench.soak", "many streams for many minutes: does memory grow, is anything lost?"),
     "disconnect": ("tripower.bench.disconnect", "from a client's close to its seat being free"),
-    "simulate": ("tripower.actors.simulation.cli", "the whole runtime on virtual time, under seeded faults"),
+    "simulate": ("tripower.bench.simulate", "the whole runtime on virtual time, under seeded faults"),
     "fuzz-gguf": ("tripower.bench.fuzz_gguf", "mutated GGUF files against the reader"),
 }
 
@@ -19,7 +19,7 @@ BENCHES = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the bench that the first argument names with the rest; returns its exit status. Raises what it raises.
 
-    0 whatever the figures are; 1 for a missed target where `--check` was given; argparse ends the process with 2 for bad usage.
+    0 whatever the figures are; 1 for a missed target where `--check` was given, or a run of the simulation that broke an invariant; argparse ends the process with 2 for bad usage.
     """
     parser = argparse.ArgumentParser(
         prog="tripower bench",

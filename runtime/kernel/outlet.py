@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Generic, TypeVar
 
+import outcome
 import trio
 
 T = TypeVar("T")
@@ -54,9 +55,12 @@ class Outlet(Generic[T]):
         return items
 
     def leave(self) -> None:
-        """The reader wants nothing more. Idempotent."""
+        """The reader wants nothing more. Idempotent. A `receive` that is under way in another task ends with `ClosedResourceError`."""
         self._left = True
         self._items.clear()
+        if self._reader is not None:
+            reader, self._reader = self._reader, None
+            trio.lowlevel.reschedule(reader, outcome.Error(trio.ClosedResourceError("the reader has left")))
 
     def _abort(self, _raise_cancel: Any) -> trio.lowlevel.Abort:
         self._reader = None

@@ -98,3 +98,16 @@ async def test_receiving_is_always_a_checkpoint() -> None:
     outlet.put(1)
     with trio.testing.assert_checkpoints():
         await outlet.receive()
+
+
+async def test_leaving_from_another_task_wakes_the_reader() -> None:
+    outlet: Outlet[int] = Outlet(1)
+
+    async def read() -> None:
+        with pytest.raises(trio.ClosedResourceError):
+            await outlet.receive()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        await wait_all_tasks_blocked()
+        outlet.leave()

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from tripower.actors.model_queue import Leave, ModelQueueActor
-from tripower.actors.simulation.cli import main, repeat_command, run_parallel
 from tripower.actors.simulation.harness import ENDS, simulate
+from tripower.actors.simulation.runner import repeat_command, run_parallel
 from tripower.actors.simulation.scenario import draw_scenario
 from tripower.backends.toy import ToyEngine
+from tripower.bench.simulate import main
 from tripower.runtime.admission import Gate
 from tripower.runtime.kernel import Outlet
 
@@ -41,7 +42,7 @@ def trace_hash_under(hash_seed: str) -> str:
     command = [
         sys.executable,
         "-m",
-        "tripower.actors.simulation.cli",
+        "tripower.bench.simulate",
         "--first",
         "5000",
         "--seeds",
@@ -52,7 +53,7 @@ def trace_hash_under(hash_seed: str) -> str:
     ]
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
     finished = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return str(json.loads(finished.stdout)["trace"])
+    return str(json.loads(finished.stdout)["cells"][0]["note"])
 
 
 def test_the_trace_is_the_same_in_three_processes_with_different_hash_seeds() -> None:
