@@ -6,7 +6,6 @@ import io
 
 import pytest
 
-from tripower.api.cli import progress as module
 from tripower.api.cli.progress import Bars, Lines, Nothing, progress_display
 from tripower.api.pull import PullProgress
 
@@ -21,7 +20,7 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     return now
 
 

@@ -41,7 +41,7 @@ def ask(url: str, body: dict[str, Any], path: str = "/v1/completions") -> Any:
 def streaming(url: str, model: str, tokens: int = 2000) -> Iterator[socket.socket]:
     """A stream that has begun; more of it can be read from the socket."""
     host, _, port = url.removeprefix("http://").partition(":")
-    body = json.dumps({"model": model, "prompt": "x", "stream": True, "max_tokens": tokens, "ignore_eos": True})
+    body = json.dumps({"model": model, "prompt": "xy", "stream": True, "max_tokens": tokens, "ignore_eos": True})
     head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall((head + body).encode())
