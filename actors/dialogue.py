@@ -112,4 +112,6 @@ class Failed(Message, frozen=True):
         return ERRORS.get(self.code, TripowerError)(self.message, code=self.code, status=self.status, kind=self.kind)
 
 
-GenerationEvent = GenerationStarted | TokenChunk | GenerationFinished | Failed
+AnswerEvent = GenerationStarted | TokenChunk | GenerationFinished
+"""What iterating over a generation gives: the end by an error is raised there. The texts together are the answer."""
+GenerationEvent = AnswerEvent | Failed

@@ -16,7 +16,14 @@ from typing import Any, Self
 import msgspec
 import trio
 
-from tripower.actors.dialogue import Failed, GenerationEvent, GenerationFinished, GenerationRequest, SamplingChoices
+from tripower.actors.dialogue import (
+    AnswerEvent,
+    Failed,
+    GenerationEvent,
+    GenerationFinished,
+    GenerationRequest,
+    SamplingChoices,
+)
 from tripower.actors.model_queue import Generate, Leave, outlet_room
 from tripower.actors.model_registry import ReadyModel
 from tripower.backends.sampling import check_sampling
@@ -120,7 +127,7 @@ class Generation:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> GenerationEvent:
+    async def __anext__(self) -> AnswerEvent:
         """The next single event. Raises the error of `Failed`, and stops after the end."""
         if not self._entered:
             self._direct = True
@@ -131,7 +138,7 @@ class Generation:
                 self.leave()
             raise
 
-    async def _next(self) -> GenerationEvent:
+    async def _next(self) -> AnswerEvent:
         if not self._entered:
             await self.__aenter__()
         if not self._queued:
@@ -170,7 +177,7 @@ def _leave(queue: Ref[Any], outlet: Outlet[GenerationEvent], message: Leave) -> 
 async def _run(size: int, work: Callable[[], list[int]]) -> list[int]:
     if size <= INLINE_CHARACTERS:
         return work()
-    return await trio.to_thread.run_sync(work)
+    return await trio.to_thread.run_sync(work, abandon_on_cancel=True)
 
 
 def check_request(request: GenerationRequest) -> None:

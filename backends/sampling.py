@@ -33,6 +33,12 @@ NUCLEUS_FIRST = 64
 DEPTHS = (4.0, 8.0, 16.0)
 """Distances below the largest score, tried in turn to find a superset of the largest tokens without sorting the row."""
 
+MAGNITUDE_MAX = 1e6
+"""Of every setting: no request can carry finite logits out of the finite, which would fail the step and everybody in its batch."""
+
+REPEAT_PENALTY_MIN = 0.01
+"""It divides; see `MAGNITUDE_MAX`."""
+
 
 def draw_rows(logits: NDArray[np.float32], rows: Sequence[StepRow]) -> list[int]:
     """One token for each row of `logits`, float32 [rows, vocabulary], which is left as it is.
@@ -104,13 +110,19 @@ def check_sampling(parameters: SamplingParameters, vocabulary_size: int) -> None
     for name in ("temperature", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty"):
         if not math.isfinite(getattr(parameters, name)):
             raise InvalidRequest(f"{name} is not a finite number", param=name)
+        if abs(getattr(parameters, name)) > MAGNITUDE_MAX:
+            raise InvalidRequest(f"{name} is beyond {MAGNITUDE_MAX:g}", param=name)
     if parameters.repeat_penalty <= 0:
         raise InvalidRequest("repeat_penalty must be above 0", param="repeat_penalty")
+    if parameters.repeat_penalty < REPEAT_PENALTY_MIN:
+        raise InvalidRequest(f"repeat_penalty is below {REPEAT_PENALTY_MIN:g}", param="repeat_penalty")
     for token, bias in parameters.logit_bias:
         if not 0 <= token < vocabulary_size:
             raise InvalidRequest(f"logit_bias names the token {token}, outside 0..{vocabulary_size - 1}", param="logit_bias")
         if not math.isfinite(bias):
             raise InvalidRequest("logit_bias has a value that is not a finite number", param="logit_bias")
+        if abs(bias) > MAGNITUDE_MAX:
+            raise InvalidRequest(f"logit_bias has a value beyond {MAGNITUDE_MAX:g}", param="logit_bias")
 
 
 def _apply_penalties(scores: Scores, row: StepRow) -> None:

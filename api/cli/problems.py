@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 
 from tripower.api.cli import exit_codes
@@ -34,6 +35,8 @@ def describe(causes: Sequence[BaseException]) -> tuple[str, int]:
     ours = [cause for cause in causes if isinstance(cause, TripowerError)]
     if not ours:
         cause = causes[0]
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            return f"{cause.strerror}: {cause.filename or 'what was written is not complete'}", exit_codes.REFUSED
         return (
             f"{type(cause).__name__}: {cause} (this is a fault in tripower; run again with --debug for the details)",
             exit_codes.REFUSED,

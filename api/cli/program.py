@@ -10,11 +10,13 @@ from importlib import import_module
 
 from tripower.api.cli import exit_codes
 from tripower.api.cli.arguments import HOMES, build_parser
+from tripower.api.cli.terminal import discard_output, open_missing_streams
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The whole program; returns the exit code. Raises nothing but with `--debug`."""
     debug = False
+    open_missing_streams()
     try:
         arguments = build_parser().parse_args(argv)
         debug = arguments.debug or os.environ.get("TRIPOWER_LOG") == "debug"
@@ -34,7 +36,7 @@ def _report(error: BaseException, debug: bool) -> int:
     """Say it on standard error, and the exit code that goes with it."""
     causes = list(_leaves(error))
     if any(isinstance(cause, BrokenPipeError) for cause in causes):
-        _discard_output()
+        discard_output()
         return exit_codes.BY_SIGNAL + signal.SIGPIPE
     interrupts = [cause for cause in causes if isinstance(cause, KeyboardInterrupt)]
     if interrupts:
@@ -51,9 +53,12 @@ def _report(error: BaseException, debug: bool) -> int:
 def _say(text: str) -> None:
     try:
         sys.stdout.flush()  # what was streamed before the failure stays
+    except OSError:
+        discard_output()
+    try:
         print(f"tripower: {text}", file=sys.stderr)
-    except BrokenPipeError:
-        _discard_output()
+    except OSError:
+        discard_output()
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
@@ -62,14 +67,3 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
             yield from _leaves(inner)
     else:
         yield error
-
-
-def _discard_output() -> None:
-    """Nobody reads any more: without this the interpreter would complain when it flushes at its end."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except BrokenPipeError:
-            os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)

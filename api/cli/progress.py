@@ -117,7 +117,7 @@ class Bars:
 
     def loading(self, name: str) -> LoadProgress:
         def show(stage: str, fraction: float) -> None:
-            self._show(name, f"{STAGES.get(stage, stage)} {name}", fraction, None if stage == "engine" else 1.0, in_bytes=False)
+            self._show(name, f"{STAGES.get(stage, stage)} {name}", fraction, 1.0, in_bytes=False)
 
         return show
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+import sys
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -24,7 +25,7 @@ from tripower.api.cli.progress import progress_display
 from tripower.api.cli.serve_banner import banner
 from tripower.api.cli.settings import configure_logs, read_configuration
 from tripower.api.cli.shutdown import Shutdown, end_within
-from tripower.api.cli.terminal import note
+from tripower.api.cli.terminal import note, say
 from tripower.api.embedding import open_planned
 from tripower.api.http.actor import Drain, Drained, start_api
 from tripower.api.http.binding import BoundSockets, bind
@@ -94,7 +95,7 @@ async def serve_plan(
             try:
                 with shutdown.until_asked():
                     ready = await load_all(runtime, configuration, plan, quiet=quiet)
-                    print(banner(configuration, bound.url, plan, ready), flush=True)
+                    say(banner(configuration, bound.url, plan, ready), sys.stdout)
                     await trio.sleep_forever()
             except BaseException:
                 with trio.move_on_after(GRACE_SECONDS, shield=True), suppress(TripowerError):

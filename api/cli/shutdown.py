@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import trio
 
@@ -55,5 +55,6 @@ def end_within(seconds: float) -> Iterator[None]:
 
 
 def _end_process() -> None:
-    os.write(sys.stderr.fileno(), b"tripower: the device does not answer; the process ends without it\n")
+    with suppress(OSError):
+        os.write(sys.stderr.fileno(), b"tripower: the device does not answer; the process ends without it\n")
     os._exit(exit_codes.FORCED)

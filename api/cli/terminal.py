@@ -26,9 +26,36 @@ def dim(text: str, stream: TextIO) -> str:
 
 
 def note(text: str) -> None:
-    """One dim line on standard error."""
-    sys.stdout.flush()
-    print(dim(text, sys.stderr), file=sys.stderr, flush=True)
+    """One dim line on standard error. Nobody has to read it: a pipe that is closed or a full disk stops nothing."""
+    say(dim(text, sys.stderr), sys.stderr)
+
+
+def say(text: str, stream: TextIO) -> None:
+    """One line that nobody has to read."""
+    try:
+        sys.stdout.flush()
+        print(text, file=stream, flush=True)
+    except OSError:
+        discard_output()
+
+
+def discard_output() -> None:
+    """Point a standard stream that takes no more at nothing: what it has buffered would raise again at the next flush, and at the end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def open_missing_streams() -> None:
+    """Give a program that was started with closed streams silent ones, before a file or a socket takes their numbers."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDONLY if mode == "r" else os.O_WRONLY)
+            setattr(sys, name, open(nowhere, mode, closefd=False))  # noqa: SIM115 - for the life of the process
 
 
 def write(text: str) -> None:

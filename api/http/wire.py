@@ -40,6 +40,7 @@ UINT64 = 1 << 64
 
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
+RepeatPenalty = Annotated[float, Meta(ge=0.01, le=10)]
 TokenLimit = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 StopString = Annotated[str, Meta(min_length=1, max_length=STOP_CHARACTERS_MAX)]
 
@@ -80,8 +81,8 @@ class TextIn(msgspec.Struct, frozen=True, kw_only=True):
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     top_p: Fraction | None = None
     min_p: Fraction | None = None
-    repeat_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    repeat_penalty: RepeatPenalty | None = None
+    repetition_penalty: RepeatPenalty | None = None
     repeat_last_n: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any
 from tripower.api.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from tripower.actors.dialogue import GenerationEvent, GenerationFinished, GenerationStarted, Timings, TokenChunk, Usage
+    from tripower.actors.dialogue import (
+        AnswerEvent,
+        Failed,
+        GenerationEvent,
+        GenerationFinished,
+        GenerationStarted,
+        Timings,
+        TokenChunk,
+        Usage,
+    )
     from tripower.actors.generation import Generation
     from tripower.actors.model_registry import ModelCard
     from tripower.actors.runtime import Health
@@ -44,6 +53,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "tripower.actors.dialogue": (
+        "AnswerEvent",
+        "Failed",
         "GenerationEvent",
         "GenerationFinished",
         "GenerationStarted",
@@ -80,12 +91,14 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "AnswerEvent",
     "ChatMessage",
     "Configuration",
     "DeadlineExceeded",
     "DeviceFailed",
     "EmbeddedRuntime",
     "EngineSettings",
+    "Failed",
     "Generation",
     "GenerationEvent",
     "GenerationFinished",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -29,7 +29,7 @@ from tripower.runtime.engine import ChatMessage, SamplingParameters
 from tripower.runtime.kernel import DeadlineExceeded, InvalidRequest, NotFound, TripowerError
 
 
-def tokens_of(events: list[GenerationEvent]) -> list[int]:
+def tokens_of(events: Sequence[GenerationEvent]) -> list[int]:
     return [event.token for event in events if isinstance(event, TokenChunk)]
 
 

@@ -16,7 +16,7 @@ from tripower.api.cli.problems import CannotConnect, ServerRefused, describe
 from tripower.api.cli.program import main
 from tripower.api.cli.terminal import size, table
 from tripower.api.version import VERSION
-from tripower.runtime.kernel import InvalidConfiguration, ModelRefused, NotFound
+from tripower.runtime.kernel import InvalidConfiguration, InvalidRequest, ModelRefused, NotFound
 
 HEAVY = ("trio", "torch", "numpy", "httpx", "hypercorn", "starlette", "msgspec", "rich", "llvmlite", "prometheus_client")
 ROOT = Path(__file__).resolve().parents[2]
@@ -141,6 +141,11 @@ def test_errors_are_one_line_and_debug_shows_the_traceback(tmp_path: Path) -> No
         (CannotConnect("nobody there"), "nobody there", exit_codes.NO_CONNECTION),
         (ServerRefused("full", status=503, code="queue_full"), "503 queue_full: full", exit_codes.REFUSED),
         (ServerRefused("", status=502), "502", exit_codes.REFUSED),
+        (
+            InvalidRequest("use /v1/completions", code="chat_template_missing"),
+            "this model has no chat template: continue plain text with `tripower run MODEL --raw PROMPT`",
+            exit_codes.REFUSED,
+        ),
         (
             ValueError("oops"),
             "ValueError: oops (this is a fault in tripower; run again with --debug for the details)",

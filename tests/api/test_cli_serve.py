@@ -8,6 +8,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.children import Child, running, tripower
+from tests.api.children import COMMAND, Child, environment, running, tripower
 from tripower.api.cli import exit_codes
 from tripower.api.cli.serve_banner import is_loopback
 
@@ -222,3 +223,54 @@ def test_loopback_is_known(host: str, expected: bool) -> None:
 def test_a_public_address_without_keys_is_pointed_out(tmp_path: Path) -> None:
     with serving(tmp_path, "toy", "--host", "0.0.0.0") as (_, _url, text):
         assert "keys      off: everyone who can reach this address may use it" in text
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-", ">/dev/full", "2>/dev/full", ">/dev/full 2>&1"])
+def test_streams_that_take_nothing_do_not_end_a_service(closed: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = shlex.join([*COMMAND, "serve", "--port", str(port), "toy"])
+    with subprocess.Popen(
+        ["sh", "-c", f"exec {command} {closed}"],
+        env=environment(tmp_path),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        try:
+            url = f"http://127.0.0.1:{port}"
+            wait_until_ready(url, process)
+            assert ask(url, {"prompt": "x", "max_tokens": 1})["usage"]["completion_tokens"] == 1
+            process.terminate()
+            assert process.wait(60) == exit_codes.OK
+        finally:
+            process.kill()
+
+
+def test_a_log_that_nobody_reads_any_more_does_not_cut_off_answers(tmp_path: Path) -> None:
+    """As in `tripower serve toy 2>&1 | tee log` and Ctrl-C, which ends `tee` first."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [*COMMAND, "serve", "--port", str(port), "toy:5000"]
+    with subprocess.Popen(command, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        try:
+            url = f"http://127.0.0.1:{port}"
+            wait_until_ready(url, process)
+            with streaming(url, "toy:5000", tokens=100) as connection:
+                assert process.stdout is not None
+                process.stdout.close()
+                process.terminate()
+                assert "[DONE]" in (rest := rest_of(connection))
+                assert '"finish_reason":"length"' in rest
+            assert process.wait(60) == exit_codes.OK
+        finally:
+            process.kill()
+
+
+def wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+    while process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"{url}/ready", timeout=60):
+                return
+        except OSError:  # not listening yet, or not ready yet
+            time.sleep(0.05)
+    raise AssertionError(f"the command ended with {process.returncode}")

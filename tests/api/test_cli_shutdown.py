@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,9 @@ async def test_the_first_signal_cancels_work_also_work_that_begins_later() -> No
 def test_a_step_that_never_ends_does_not_hold_up_the_end(tmp_path: Path) -> None:
     """The toy sleeps in native code, where no flag reaches it: the process ends after the grace."""
     with serving(tmp_path, "stuck=toy:300000000") as (child, url, _):
-        with streaming(url, "stuck"):  # its first token comes with the prompt; the step after it sleeps
+        with streaming(url, "stuck"):
+            for _ in range(50):  # its first token comes with the prompt; by now the step after it sleeps
+                urllib.request.urlopen(f"{url}/health", timeout=60).close()
             child.process.send_signal(signal.SIGTERM)
             child.wait_for_error("a second signal stops at once")
             child.process.send_signal(signal.SIGTERM)

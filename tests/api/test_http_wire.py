@@ -234,7 +234,7 @@ def test_several_prompts_are_refused_with_what_would_work(prompt: Any) -> None:
         ("top_k", [-2, 1.5, 1 << 40, "1"]),
         ("presence_penalty", [-2.1, 2.1]),
         ("frequency_penalty", [-2.1, 2.1]),
-        ("repeat_penalty", [0, -1, 11]),
+        ("repeat_penalty", [0, 1e-320, -1, 11]),
         ("repetition_penalty", [0, -1, 11]),
         ("repeat_last_n", [-2, 1.5]),
         ("stream", ["False", "true", 0, 1]),
