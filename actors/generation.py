@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
@@ -177,7 +177,7 @@ def _leave(queue: Ref[Any], outlet: Outlet[GenerationEvent], message: Leave) -> 
 async def _run(size: int, work: Callable[[], list[int]]) -> list[int]:
     if size <= INLINE_CHARACTERS:
         return work()
-    return await trio.to_thread.run_sync(work, abandon_on_cancel=True)
+    return await trio.to_thread.run_sync(work, abandon_on_cancel=True)  # it only computes: who has left need not wait for it
 
 
 def check_request(request: GenerationRequest) -> None:
@@ -188,6 +188,21 @@ def check_request(request: GenerationRequest) -> None:
         raise InvalidRequest("max_tokens must not be negative", param="max_tokens")
     if "" in request.stop:
         raise InvalidRequest("a stop string is empty", param="stop")
+    for param, text in _texts(request):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InvalidRequest(f"{param}: half a character is no text", code="invalid_unicode", param=param) from None
+
+
+def _texts(request: GenerationRequest) -> Iterator[tuple[str, str]]:
+    for message in request.messages or ():
+        yield "messages", message.content
+        yield "messages", message.name or ""
+    if isinstance(request.prompt, str):
+        yield "prompt", request.prompt
+    for stop in request.stop:
+        yield "stop", stop
 
 
 def choose_sampling(choices: SamplingChoices, recommended: SamplingParameters) -> SamplingParameters:

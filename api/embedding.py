@@ -48,8 +48,9 @@ class GenerationOptions(TypedDict, total=False):
     seed: int | None
     """64 bits, signed or not; absent: a random one, which `Generation.seed` tells."""
     stop: str | Sequence[str]
+    """The answer ends before the first of these."""
     ignore_eos: bool
-    deadline: float
+    deadline: float | None
     """Absolute, on Trio's clock. It bounds loading, waiting and generating."""
     timeout: float | None
     """The same in seconds from the call on; the earlier one counts."""
@@ -77,9 +78,13 @@ class EmbeddedRuntime:
 
     def _generate(self, model: str, options: GenerationOptions, **what: Any) -> Generation:
         given: dict[str, Any] = dict(options)
-        deadline = min(given.pop("deadline", NEVER), deadline_after(given.pop("timeout", None)))
-        if math.isnan(deadline):
+        deadline, timeout = given.pop("deadline", None), given.pop("timeout", None)
+        if any(
+            seconds is not None and (not isinstance(seconds, int | float) or math.isnan(seconds))
+            for seconds in (deadline, timeout)
+        ):
             raise InvalidRequest("a deadline is a number of seconds", param="deadline")
+        deadline = min(NEVER if deadline is None else deadline, deadline_after(timeout))
         return self.runtime.generate(make_request(model, given, **what), deadline=deadline)
 
     async def load(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from tripower.api.version import VERSION
@@ -47,6 +47,21 @@ def build_parser() -> argparse.ArgumentParser:
     _add_doctor(commands)
     _add_bench(commands)
     return parser
+
+
+WORDS = {"run": "prompt", "serve": "models", "rm": "names"}
+"""The words of a command that may also stand after its options, where argparse would not look for them."""
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """What was typed. Ends the process with 2 for bad usage, as argparse does."""
+    parser = build_parser()
+    arguments, left = parser.parse_known_args(argv)
+    if left:
+        if arguments.command not in WORDS or any(word.startswith("-") for word in left):
+            parser.error(f"{left[0]!r} is nothing that `tripower {arguments.command}` knows")
+        getattr(arguments, WORDS[arguments.command]).extend(left)
+    return arguments
 
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -163,7 +178,7 @@ def _add_generation(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--min-p", type=float, metavar="P", help="leave out what is less likely than P times the likeliest")
     group.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answer")
     group.add_argument("--stop", action="append", metavar="TEXT", help="stop before this text; may be given several times")
-    group.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after this time, loading included")
+    group.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="give up after this time, loading included")
 
 
 def _add_url(parser: argparse.ArgumentParser, about: str = "ask a running server instead of loading the model here") -> None:
@@ -185,6 +200,13 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 
 def _add_quiet(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="show no progress and no figures")
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected seconds above 0, got {text!r}")
+    return seconds
 
 
 def _assignment(text: str) -> tuple[str, str]:

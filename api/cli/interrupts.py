@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import TypeVar
 import trio
 
 from tripower.api.cli import exit_codes
+from tripower.api.cli.terminal import end_process
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class Interrupts:
         async for number in signals:
             scope = self._scopes[-1] if number == signal.SIGINT else self._scopes[0]
             if scope.cancel_called:
-                os._exit(exit_codes.BY_SIGNAL + number)
+                end_process(exit_codes.BY_SIGNAL + number)
             self.received = number
             scope.cancel(reason="a signal came")
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 
 from tripower.api.cli import exit_codes
-from tripower.api.cli.arguments import HOMES, build_parser
+from tripower.api.cli.arguments import HOMES, build_parser, parse
 from tripower.api.cli.terminal import discard_output, open_missing_streams
 
 
@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = False
     open_missing_streams()
     try:
-        arguments = build_parser().parse_args(argv)
+        arguments = parse(argv)
         debug = arguments.debug or os.environ.get("TRIPOWER_LOG") == "debug"
         if arguments.command is None:
             build_parser().print_help()
@@ -42,7 +42,9 @@ def _report(error: BaseException, debug: bool) -> int:
     if interrupts:
         return exit_codes.BY_SIGNAL + getattr(interrupts[0], "signal_number", signal.SIGINT)
     if debug:
-        raise error
+        import traceback
+
+        traceback.print_exception(error)
     from tripower.api.cli.problems import describe
 
     text, code = describe(causes)

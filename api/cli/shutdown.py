@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 import trio
 
 from tripower.api.cli import exit_codes
+from tripower.api.cli.terminal import end_process
 
 
 class Shutdown:
@@ -39,7 +40,7 @@ class Shutdown:
             elif not self.at_once.is_set():
                 self.at_once.set()
             else:
-                os._exit(exit_codes.FORCED)
+                end_process(exit_codes.FORCED)
 
 
 @contextmanager
@@ -57,4 +58,4 @@ def end_within(seconds: float) -> Iterator[None]:
 def _end_process() -> None:
     with suppress(OSError):
         os.write(sys.stderr.fileno(), b"tripower: the device does not answer; the process ends without it\n")
-    os._exit(exit_codes.FORCED)
+    end_process(exit_codes.FORCED)

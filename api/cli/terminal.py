@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+SHOW_CURSOR = b"\x1b[?25h"
 _HARMFUL = {code: "\ufffd" for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t"}
 
 
@@ -79,6 +80,13 @@ def table(rows: Sequence[tuple[str, ...]]) -> str:
     """Columns as wide as their widest cell, two spaces apart."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def end_process(code: int) -> NoReturn:
+    """End without any clean-up, but with a cursor: a bar may have hidden it."""
+    if is_terminal(sys.stderr):
+        os.write(sys.stderr.fileno(), SHOW_CURSOR)
+    os._exit(code)
 
 
 def tolerate_any_text() -> None:

@@ -22,7 +22,7 @@ async def main(model: str) -> None:
 
         # 1. Stream one answer. Leaving the loop early would free its seat at the next step.
         question = [{"role": "user", "content": "What is the capital of France?"}]
-        async for event in runtime.chat(name, question, max_tokens=12, temperature=0):
+        async for event in runtime.chat(name, question, max_tokens=10, temperature=0):
             print(event.text, end="", flush=True)
             if isinstance(event, tripower.GenerationFinished):
                 print(f"\n({event.usage.completion_tokens} tokens, {event.reason})")
@@ -30,7 +30,7 @@ async def main(model: str) -> None:
         # 2. Several at the same time: they share every step of the model.
         async def ask(country: str) -> None:
             prompt = f"The capital of {country} is"
-            answer = [event.text async for event in runtime.complete(name, prompt, max_tokens=6, temperature=0)]
+            answer = [event.text async for event in runtime.complete(name, prompt, max_tokens=4, temperature=0)]
             print(f"{prompt}{''.join(answer)!r}")
 
         async with trio.open_nursery() as nursery:

@@ -25,6 +25,7 @@ from tripower.actors.dialogue import (
 )
 from tripower.actors.generation import INLINE_CHARACTERS, Generation, choose_max_tokens, choose_sampling
 from tripower.actors.runtime import Runtime, open_actors, toy_plan
+from tripower.backends.toy.text import ToyText
 from tripower.runtime.engine import ChatMessage, SamplingParameters
 from tripower.runtime.kernel import DeadlineExceeded, InvalidRequest, NotFound, TripowerError
 
@@ -358,6 +359,40 @@ async def test_a_long_prompt_is_tokenised_beside_the_loop() -> None:
             await runtime.generate(request(prompt, 1)).__aenter__()
         assert caught.value.code == "context_length_exceeded"
         await _answer(runtime)
+
+
+async def test_who_leaves_does_not_wait_for_a_long_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the real clock, since a thread takes part."""
+    started, go_on = threading.Event(), threading.Event()
+
+    def tokenize(self: ToyText, prompt: str) -> list[int]:
+        started.set()
+        go_on.wait(60)
+        return [1]
+
+    async with open_actors(toy_plan()) as runtime:
+        await _answer(runtime)
+        monkeypatch.setattr(ToyText, "tokenize", tokenize)
+        with trio.move_on_after(0.1) as scope:
+            await runtime.generate(request("p" * (INLINE_CHARACTERS + 1), 1)).__aenter__()
+        assert scope.cancelled_caught
+        assert started.is_set()
+        go_on.set()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "param"),
+    [
+        (GenerationRequest(model="toy", prompt="\ud800", max_tokens=1), "prompt"),
+        (GenerationRequest(model="toy", messages=(ChatMessage("user", "a\udc00"),), max_tokens=1), "messages"),
+        (GenerationRequest(model="toy", prompt="p", stop=("\ud800",), max_tokens=1), "stop"),
+    ],
+)
+async def test_half_a_character_is_refused_by_name(wanted: GenerationRequest, param: str, autojump_clock: MockClock) -> None:
+    async with open_toy() as (runtime, _):
+        with pytest.raises(InvalidRequest) as caught:
+            await runtime.generate(wanted).__aenter__()
+        assert (caught.value.code, caught.value.param) == ("invalid_unicode", param)
 
 
 async def _answer(runtime: Runtime) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -11,7 +12,7 @@ import pytest
 
 from tests.api.children import COMMAND, environment, tripower
 from tripower.api.cli import exit_codes
-from tripower.api.cli.arguments import HOMES, build_parser
+from tripower.api.cli.arguments import HOMES, build_parser, parse
 from tripower.api.cli.problems import CannotConnect, ServerRefused, describe
 from tripower.api.cli.program import main
 from tripower.api.cli.terminal import size, table
@@ -85,11 +86,37 @@ def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize(
-    "words", [["nonsense"], ["run"], ["run", "toy", "x", "--set", "nothing"], ["pull"], ["run", "toy", "--seed", "x"]]
+    "words",
+    [
+        ["nonsense"],
+        ["run"],
+        ["run", "toy", "x", "--set", "nothing"],
+        ["pull"],
+        ["run", "toy", "--seed", "x"],
+        ["run", "toy", "x", "--sed", "1"],
+        ["chat", "toy", "hi"],
+    ],
 )
 def test_bad_usage_is_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == exit_codes.USAGE
     assert "usage: tripower" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        (["run", "toy", "hi", "you"], "prompt", ["hi", "you"]),
+        (["run", "toy", "--seed", "1", "hi"], "prompt", ["hi"]),
+        (["run", "--seed", "1", "toy", "hi"], "prompt", ["hi"]),
+        (["run", "toy", "one", "--seed", "1", "two"], "prompt", ["one", "two"]),
+        (["run", "toy", "--", "-5 and 3?"], "prompt", ["-5 and 3?"]),
+        (["serve", "a", "--port", "1", "b=c"], "models", ["a", "b=c"]),
+        (["serve", "--port", "1", "a", "b"], "models", ["a", "b"]),
+        (["serve"], "models", []),
+    ],
+)
+def test_words_may_stand_before_and_after_options(words: list[str], name: str, value: list[str]) -> None:
+    assert getattr(parse(words), name) == value
 
 
 @pytest.mark.parametrize("command", [["run", "toy", "hi"], ["chat", "toy"], ["serve", "toy"], ["doctor"]])
@@ -122,12 +149,35 @@ def test_errors_are_one_line_and_debug_shows_the_traceback(tmp_path: Path) -> No
     assert finished.returncode == exit_codes.REFUSED
     assert finished.stderr.count("\n") == 1
     assert "Accepted: smollm2" in finished.stderr
-    for debugging in (
-        tripower(tmp_path, "--debug", "run", "nonsense", "hi"),
-        tripower(tmp_path, "run", "--debug", "nonsense", "hi"),
-    ):
-        assert debugging.returncode == 1
+    for words in (("--debug", "run", "nonsense", "hi"), ("run", "--debug", "nonsense", "hi")):
+        debugging = tripower(tmp_path, *words)
+        assert debugging.returncode == exit_codes.REFUSED
         assert "Traceback" in debugging.stderr
+        assert debugging.stderr.endswith(finished.stderr)
+    assert tripower(tmp_path, "run", "toy", "x", "--debug", "--set", "a=1").returncode == exit_codes.USAGE
+
+
+def test_a_full_disk_behind_the_output_is_one_line(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        finished = subprocess.run(
+            [*COMMAND, "list"],
+            env=environment(tmp_path),
+            stdin=subprocess.DEVNULL,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (finished.returncode, finished.stderr) == (
+        exit_codes.REFUSED,
+        "tripower: No space left on device: what was written is not complete\n",
+    )
+
+
+def test_streams_that_are_closed_are_no_obstacle(tmp_path: Path) -> None:
+    shell = f"exec {shlex.join(COMMAND)} run toy hi --seed 1 <&- >&- 2>&-"
+    finished = subprocess.run(["sh", "-c", shell], env=environment(tmp_path), check=False, timeout=60)
+    assert finished.returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,9 @@ async def test_settings_out_of_range_are_refused_before_anything_is_opened() -> 
         ({"seed": 2**64}, "64 bits"),
         ({"stop": 5}, "stop"),
         ({"deadline": float("nan")}, "a deadline is a number"),
+        ({"timeout": "soon"}, "a deadline is a number"),
+        ({"stop": ["x", ""]}, "a stop string is empty"),
+        ({"max_tokens": -1}, "max_tokens must not be negative"),
         ({"max_tokens": 100_000}, "context is 8192 tokens"),
     ],
 )
