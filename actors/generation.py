@@ -155,6 +155,7 @@ class Generation:
     async def _prepare(self, ready: ReadyModel) -> list[int]:
         """Prompt to tokens."""
         request = self._request
+        self._check_length(ready)
         if request.messages is not None:
             messages = request.messages
             size = sum(len(message.content) for message in messages)
@@ -167,6 +168,16 @@ class Generation:
             if not 0 <= token < ready.info.vocabulary_size:
                 raise InvalidRequest(f"{token} is no token of a vocabulary of {ready.info.vocabulary_size}", param="prompt")
         return tokens
+
+    def _check_length(self, ready: ReadyModel) -> None:
+        """Refuse text that no tokenizer could make short enough, before one spends seconds on it."""
+        size = sum(len(text) for param, text in _texts(self._request) if param != "stop")
+        if size > ready.info.context_max * ready.text.piece_characters_max:
+            raise InvalidRequest(
+                f"{size} characters do not fit a context of {ready.info.context_max} tokens",
+                code="context_length_exceeded",
+                param="prompt" if self._request.messages is None else "messages",
+            )
 
 
 def _leave(queue: Ref[Any], outlet: Outlet[GenerationEvent], message: Leave) -> None:

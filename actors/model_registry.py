@@ -201,7 +201,7 @@ class ModelRegistryActor(Actor[Command]):
                 raise Unavailable(f"looking for the model {name!r} failed", code="model_lookup_failed") from error
             if source is None:
                 known = ", ".join(sorted(self._entries)) or "none"
-                raise NotFound(f"there is no model {name!r}; known: {known}", param="model")
+                raise NotFound(f"there is no model {name[:200]!r}; known: {known}", param="model")
             entry = self._entries[name] = _Entry(source, int(time.time()))
         return entry
 

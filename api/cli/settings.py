@@ -6,9 +6,11 @@ import argparse
 import logging
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
+from tripower.api.cli.log_writer import LogWriter
 from tripower.runtime.configuration import Configuration, InvalidSettings, Violation, load_configuration
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -36,6 +38,14 @@ class _OneLine(logging.Formatter):
         return super().format(record).rstrip()
 
 
+def log_handler(normally: Literal["info", "silent"]) -> logging.Handler:
+    """A service logs through a thread; a command that does one thing writes at once. Without a descriptor (a test) there is no thread."""
+    if normally == "info":
+        with suppress(OSError, ValueError, AttributeError):
+            return LogWriter(sys.stderr.fileno())
+    return logging.StreamHandler(sys.stderr)
+
+
 def configure_logs(arguments: argparse.Namespace, *, normally: Literal["info", "silent"]) -> None:
     """Send our logs to standard error. `TRIPOWER_LOG` names a level; `--debug` shows everything, tracebacks too.
 
@@ -45,7 +55,7 @@ def configure_logs(arguments: argparse.Namespace, *, normally: Literal["info", "
     asked = "debug" if arguments.debug else os.environ.get("TRIPOWER_LOG", "").lower()
     if asked and asked not in LEVELS:
         raise InvalidSettings([Violation("TRIPOWER_LOG", f"one of {', '.join(LEVELS)}", repr(asked), "environment")])
-    handler = logging.StreamHandler(sys.stderr)
+    handler = log_handler(normally)
     handler.setFormatter(
         logging.Formatter(LINE) if asked == "debug" else _OneLine(LINE if asked or normally == "info" else "%(message)s")
     )

@@ -37,6 +37,8 @@ class Application:
     async def _route(self, scope: Any, receive: Any, send: Any) -> None:
         scope["app"] = self  # makes the router raise instead of answering in plain text
         path = scope["path"]
+        if path.startswith(("http://", "https://")):  # the absolute form of a target, as proxies send it
+            scope["path"] = path = "/" + path.partition("://")[2].partition("/")[2]
         if len(path) > 1 and path.endswith("/"):
             scope["path"] = path.rstrip("/") or "/"  # a redirect would lose the body, or a proxy's prefix
         await self._router(scope, receive, send)

@@ -13,7 +13,7 @@ from tripower.api.http.errors import error_body, error_headers, internal_error
 from tripower.api.http.exchange import CLIENT_LEFT, EXCHANGE, Exchange, Header
 from tripower.api.http.figures import UNMATCHED, Figures
 from tripower.runtime.configuration import ServerSettings
-from tripower.runtime.kernel import TripowerError
+from tripower.runtime.kernel import InvalidRequest, TripowerError
 
 log = logging.getLogger("tripower.http")
 
@@ -109,8 +109,11 @@ class HostGuard:
         self._known: set[bytes] = set()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        headers = scope[EXCHANGE].headers
+        if b"transfer-encoding" in headers and b"content-length" in headers:
+            raise InvalidRequest("content-length and transfer-encoding contradict each other", code="ambiguous_length")
         if self._guards:
-            host = scope[EXCHANGE].headers.get(b"host")
+            host = headers.get(b"host")
             if host is not None and host not in self._known:
                 self._check(host)
         await self._app(scope, receive, send)

@@ -35,6 +35,7 @@ class GgufTextLayer:
         source = chat_template if chat_template is not None else get_string(metadata, TEMPLATE_KEY, "", STRING_BYTES_MAX)
         self._template = ChatTemplate(source) if source else None
         self.has_chat_template = self._template is not None
+        self.piece_characters_max = max(len(text) for text in self.tokenizer.vocabulary.tokens)
         self._special_texts = _special_texts(self.tokenizer)
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
@@ -49,7 +50,7 @@ class GgufTextLayer:
         """
         if self._template is None:
             raise InvalidRequest(
-                "this model has no chat template: use /v1/completions, or load the model with a template",
+                "this model has no chat template: use /v1/completions, or a model that was tuned for conversations",
                 code="chat_template_missing",
                 param="messages",
             )

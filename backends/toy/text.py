@@ -14,6 +14,7 @@ class ToyText:
     end_tokens = frozenset({END})
     recommended = SamplingParameters()
     has_chat_template = True
+    piece_characters_max = 1
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         return list(text.encode())

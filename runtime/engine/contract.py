@@ -100,6 +100,8 @@ class TextLayer(Protocol):
     recommended: SamplingParameters
     """What the model file recommends, else OpenAI's defaults."""
     has_chat_template: bool
+    piece_characters_max: int
+    """No token stands for more characters than this."""
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids. `add_special` adds what the vocabulary asks for at the start, once."""

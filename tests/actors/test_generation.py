@@ -351,8 +351,9 @@ async def test_a_conversation_is_rendered_with_the_models_template(autojump_cloc
         assert tokens_of(events) == greedy("user: hi\nassistant: ", 3)
 
 
-async def test_a_long_prompt_is_tokenised_beside_the_loop() -> None:
+async def test_a_long_prompt_is_tokenised_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the real clock, since a thread takes part."""
+    monkeypatch.setattr(ToyText, "piece_characters_max", 100)
     prompt = "long " * INLINE_CHARACTERS
     async with open_actors(toy_plan()) as runtime:
         with pytest.raises(InvalidRequest) as caught:
@@ -373,6 +374,7 @@ async def test_who_leaves_does_not_wait_for_a_long_prompt(monkeypatch: pytest.Mo
     async with open_actors(toy_plan()) as runtime:
         await _answer(runtime)
         monkeypatch.setattr(ToyText, "tokenize", tokenize)
+        monkeypatch.setattr(ToyText, "piece_characters_max", 8)
         with trio.move_on_after(0.1) as scope:
             await runtime.generate(request("p" * (INLINE_CHARACTERS + 1), 1)).__aenter__()
         assert scope.cancelled_caught
@@ -407,3 +409,18 @@ async def test_a_caller_that_was_late_before_it_asked_is_told_so(autojump_clock:
             await runtime.generate(request(), deadline=now).__aenter__()
         await wait_all_tasks_blocked()
         await assert_quiet(runtime, backend)
+
+
+async def test_text_that_cannot_fit_is_refused_before_it_is_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tokenize(*_arguments: object, **_options: object) -> list[int]:
+        raise AssertionError("nothing should be tokenised")
+
+    monkeypatch.setattr("tripower.backends.toy.text.ToyText.tokenize", tokenize)
+    async with open_actors(toy_plan()) as runtime:
+        for request in (
+            GenerationRequest(model="toy", prompt="x" * 1_000_000),
+            GenerationRequest(model="toy", messages=(ChatMessage("user", "x" * 1_000_000),)),
+        ):
+            with pytest.raises(InvalidRequest, match="do not fit") as refused:
+                await runtime.generate(request).__aenter__()
+            assert refused.value.code == "context_length_exceeded"

@@ -428,3 +428,16 @@ async def test_a_failure_after_a_comment_is_an_error_in_the_stream(autojump_cloc
         "deadline_exceeded",
         "data: [DONE]",
     ]
+
+
+async def test_an_absolute_target_is_answered_like_its_path() -> None:
+    async with serving(HELLO) as server, server.client() as client:
+        await client.send(b"GET http://localhost/health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert (await client.read_answer()).status == 200
+
+
+async def test_two_lengths_that_contradict_each_other_are_refused() -> None:
+    async with serving(HELLO) as server, server.client() as client:
+        head = request_bytes(CHAT, ASK).partition(b"\r\n\r\n")[0]
+        await client.send(head + b"\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n")
+        assert (await client.read_answer()).status == 400

@@ -20,6 +20,7 @@ class Pieces:
     end_tokens: frozenset[int] = frozenset()
     recommended = SamplingParameters()
     has_chat_template = False
+    piece_characters_max = 8
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self._pieces = pieces
