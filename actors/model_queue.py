@@ -146,7 +146,7 @@ class ModelQueueActor(Actor[Command]):
         self._device = device
         self._limits = limits
         self._tickets = itertools.count() if tickets is None else tickets
-        self._gate: Gate[int] = Gate(active_limit=limits.members_max, waiting_limit=limits.waiting_max)
+        self.gate: Gate[int] = Gate(active_limit=limits.members_max, waiting_limit=limits.waiting_max)
         self._batch: Batch[_Generation] = Batch(limits.members_max, sequences=sequences)
         self._table = self._new_table()
         self._job = -1
@@ -198,7 +198,7 @@ class ModelQueueActor(Actor[Command]):
         ticket = next(self._tickets)
         try:
             self._check_request(message)
-            seated = self._gate.arrive(ticket, now=now, deadline=self.envelope.deadline)
+            seated = self.gate.arrive(ticket, now=now, deadline=self.envelope.deadline)
         except DeadlineExceeded:
             self._expired += 1
             raise
@@ -234,7 +234,7 @@ class ModelQueueActor(Actor[Command]):
 
     def _retry_after(self) -> float:
         """Seconds until a place should be free: the queue's length times the time that one generation has taken lately."""
-        rounds = (self._gate.waiting + 1) / self._limits.members_max
+        rounds = (self.gate.waiting + 1) / self._limits.members_max
         return min(RETRY_AFTER_MAX, max(1.0, rounds * self._service_seconds))
 
     def _seat(self, generation: _Generation, now: float) -> None:
@@ -264,7 +264,7 @@ class ModelQueueActor(Actor[Command]):
         """Take a generation out of gate and batch."""
         if generation.member is not None:
             self._batch.leave(generation.member, failed=failed)
-        self._gate.leave(generation.ticket, expired=expired)
+        self.gate.leave(generation.ticket, expired=expired)
 
     def _say(self, generation: _Generation, event: GenerationEvent) -> None:
         if not generation.begun and generation.member is not None:
@@ -288,7 +288,7 @@ class ModelQueueActor(Actor[Command]):
     def _advance(self) -> None:
         """Seat whoever can be seated and start a job, or ask the running one to end so that they can join."""
         now = trio.current_time()
-        admitted, expired = self._gate.admit_waiting(now=now)
+        admitted, expired = self.gate.admit_waiting(now=now)
         for ticket in expired:
             self._drop_expired(self._live.pop(ticket))
         for ticket in admitted:
@@ -352,7 +352,7 @@ class ModelQueueActor(Actor[Command]):
                 self._finish(generation, "length", now)
         if self._expire_members(now):
             self._table.request_stop()
-        if self._gate.waiting and self._gate.active < self._limits.members_max:
+        if self.gate.waiting and self.gate.active < self._limits.members_max:
             self._table.request_stop()
 
     def _take_token(self, member: Member[_Generation], token: int, now: float) -> None:
@@ -378,7 +378,7 @@ class ModelQueueActor(Actor[Command]):
         self._prompt_tokens += len(member.prompt)
         self._generated_tokens += len(member.output)
         self._batch.finish(member)
-        self._gate.leave(generation.ticket)
+        self.gate.leave(generation.ticket)
         first = generation.first_token_at or now
         timings = Timings(generation.seated_at - generation.arrived_at, first - generation.seated_at, now - first)
         self._service_seconds += 0.2 * (now - generation.seated_at - self._service_seconds)
@@ -435,6 +435,6 @@ class ModelQueueActor(Actor[Command]):
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
             step_running=self._batch.running,
-            gate=self._gate.statistics(),
+            gate=self.gate.statistics(),
             batch=self._batch.statistics(),
         )

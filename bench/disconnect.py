@@ -1,9 +1,9 @@
 """`tripower bench disconnect`: from a client's close to its seat being free, while both cores are busy.
 
 A batch of streams runs on an engine with steps of 8 ms, on native code that never looks at Python. Competitors keep every core busy. Then
-one client after the other closes its connection in the middle of its answer, and the engine itself says when that sequence has been
-closed, which is at a boundary, on the lane, when the next member could have its rows. Both moments are read from the monotonic clock,
-which the processes of one machine share.
+one client after the other closes its connection in the middle of its answer. The queue says when the permit is back, so that whoever
+waits has the seat, and the engine when the sequence has been closed, on the lane, at a boundary. All moments are read from the
+monotonic clock, which the processes of one machine share.
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ async def measure(closes: int, progress: Progress) -> list[Cell]:
     for streaming, name in ((True, "streamed"), (False, "not streamed")):
         async with _open_server() as server:
             with busy_cores():
-                waits = await _time_closes(server, closes, streaming, progress)
-        cells += _cells(name, waits)
+                seats, states = await _time_closes(server, closes, streaming, progress)
+        cells += _cells(f"{name}, seat", seats, Target("ours", "<=", STEP_MICROSECONDS / 1000 + SLACK_MILLISECONDS))
+        cells += _cells(f"{name}, state", states, None)
     return cells
 
 
-def _cells(name: str, waits: Sequence[float]) -> list[Cell]:
-    limit = STEP_MICROSECONDS / 1000 + SLACK_MILLISECONDS
+def _cells(name: str, waits: Sequence[float], target: Target | None) -> list[Cell]:
     note = f"{len(waits)} closes, {MEMBERS} members, steps of {STEP_MICROSECONDS / 1000:g} ms"
     return [
         single_cell(f"{name}, median", percentile(waits, 0.5), unit="ms", note=note),
-        single_cell(f"{name}, p99", percentile(waits, 0.99), unit="ms", target=Target("ours", "<=", limit)),
+        single_cell(f"{name}, p99", percentile(waits, 0.99), unit="ms", target=target),
     ]
 
 
@@ -83,7 +83,7 @@ class _TellingServer:
         self._rest = b""
 
     async def next_moment(self, what: str) -> int:
-        """Nanoseconds of the next opening (`opened`) or closing (`closed`), whatever else happens before. Blocks."""
+        """Nanoseconds of the next `opened`, `freed` or `closed`, whatever else happens before. Blocks."""
         with trio.move_on_after(EVENT_SECONDS_MAX):
             while True:
                 line, newline, rest = self._rest.partition(b"\n")
@@ -125,14 +125,17 @@ def busy_cores() -> Iterator[None]:
             end_process(process)
 
 
-async def _time_closes(server: _TellingServer, closes: int, streaming: bool, progress: Progress) -> list[float]:
-    """Milliseconds from each close to the end of its sequence."""
+async def _time_closes(
+    server: _TellingServer, closes: int, streaming: bool, progress: Progress
+) -> tuple[list[float], list[float]]:
+    """Milliseconds from each close to its permit being back, and to its state being closed."""
     choose = random.Random(SEED)
     body = msgspec.json.encode(
         {"model": "toy", "prompt": "close me", "max_tokens": TOKENS, "ignore_eos": True, "stream": streaming}
     )
     request = build_request("POST", "/v1/completions", body)
-    waits: list[float] = []
+    seats: list[float] = []
+    states: list[float] = []
     async with trio.open_nursery() as nursery:
         clients = [await _join(server, nursery, request) for _ in range(MEMBERS)]
         for done in range(closes):
@@ -141,11 +144,12 @@ async def _time_closes(server: _TellingServer, closes: int, streaming: bool, pro
             leaving = choose.randrange(MEMBERS)
             began = time.monotonic_ns()
             clients[leaving].close()
-            waits.append((await server.next_moment("closed") - began) * MILLI)
+            seats.append((await server.next_moment("freed") - began) * MILLI)
+            states.append((await server.next_moment("closed") - began) * MILLI)
             clients[leaving] = await _join(server, nursery, request)
         for client in clients:
             client.close()
-    return waits
+    return seats, states
 
 
 async def _join(server: _TellingServer, nursery: trio.Nursery, request: bytes) -> HttpConnection:

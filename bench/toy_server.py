@@ -2,9 +2,9 @@
 
     python -m tripower.bench.toy_server --port PORT --microseconds STEP --members N
 
-Each opening and closing is a line on standard output: the word, the sequence, and the moment in nanoseconds of the monotonic clock,
-which the processes of one machine share. A sequence is closed on the lane, at the boundary of a step, when its rows are free for the
-next member: no earlier moment is an honest end of a seat.
+Each event is a line on standard output: the word, a number, and the moment in nanoseconds of the monotonic clock, which the processes
+of one machine share. `freed` is a permit that the queue takes back, so that whoever waits has the seat; `opened` and `closed` are
+sequences on the lane, at the boundary of a step.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import trio
 
+from tripower.actors.model_queue import ModelQueueActor
 from tripower.actors.runtime import open_actors, toy_plan
 from tripower.api.http import bind, start_api
 from tripower.backends.toy import ToyEngine, ToyText
 from tripower.runtime.configuration import Configuration, ServerSettings
 from tripower.runtime.engine import LoadedModel, LoadSpecification, Progress
+from tripower.runtime.kernel import Actor
 
 
 class TellingEngine(ToyEngine):
@@ -55,10 +58,22 @@ class TellingBackend:
         yield LoadedModel(engine, ToyText())
 
 
+def tell_permits(name: str, actor: Actor[Any]) -> None:
+    """Make a queue write down each permit that comes back."""
+    if isinstance(actor, ModelQueueActor):
+        leave = actor.gate.leave
+
+        def telling(ticket: int, *, expired: bool = False) -> None:
+            leave(ticket, expired=expired)
+            tell("freed", ticket)
+
+        actor.gate.leave = telling  # type: ignore[method-assign]
+
+
 async def serve(port: int, microseconds: int, members: int) -> None:
     """Serve until the process is ended."""
     settings = ServerSettings(host="127.0.0.1", port=port)
-    plan = toy_plan(members_max=members, backends={"toy": TellingBackend(microseconds)})
+    plan = toy_plan(members_max=members, backends={"toy": TellingBackend(microseconds)}, on_instance=tell_permits)
     with bind(settings) as bound:
         async with open_actors(plan) as runtime:
             start_api(runtime, Configuration(server=settings), bound)
