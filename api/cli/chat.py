@@ -16,7 +16,7 @@ from tripower.api.cli.answers import Question, Service, Summary, closing_line, o
 from tripower.api.cli.interrupts import Interrupts, run_until_interrupted
 from tripower.api.cli.problems import describe
 from tripower.api.cli.run import open_service
-from tripower.api.cli.settings import configure_logs, read_configuration
+from tripower.api.cli.settings import configure_logs, read_configuration, wait_without_spinning
 from tripower.api.cli.terminal import is_terminal, note, tolerate_any_text, write
 from tripower.runtime.configuration import Configuration
 from tripower.runtime.kernel import TripowerError
@@ -32,6 +32,7 @@ def main(arguments: argparse.Namespace) -> int:
     """Hold the conversation. Returns the exit code."""
     tolerate_any_text()
     configure_logs(arguments, normally="silent")
+    wait_without_spinning()
     configuration = read_configuration(arguments)
     if is_terminal(sys.stdin):
         import readline  # noqa: F401 - importing it gives `input` a line editor with a history

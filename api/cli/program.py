@@ -12,17 +12,11 @@ from tripower.api.cli import exit_codes
 from tripower.api.cli.arguments import HOMES, build_parser, parse
 from tripower.api.cli.terminal import discard_output, open_missing_streams
 
-SPIN_COUNT = "2000"
-"""How long torch's threads spin for each other before they sleep. By default so long that one busy neighbour costs nine tenths of
-the speed; not at all costs a third on a quiet machine. Read by libgomp when torch is imported, so it must stand before that."""
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The whole program; returns the exit code. Raises nothing but with `--debug`."""
     debug = False
     open_missing_streams()
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     try:
         arguments = parse(argv)
         debug = arguments.debug or os.environ.get("TRIPOWER_LOG") == "debug"

@@ -16,7 +16,7 @@ import msgspec
 from tripower.api.cli import exit_codes
 from tripower.api.cli.answers import Question, Service, Summary, closing_line, options_of
 from tripower.api.cli.interrupts import Interrupts, run_until_interrupted
-from tripower.api.cli.settings import configure_logs, read_configuration
+from tripower.api.cli.settings import configure_logs, read_configuration, wait_without_spinning
 from tripower.api.cli.terminal import is_terminal, note, tolerate_any_text, write
 from tripower.runtime.configuration import Configuration
 
@@ -25,6 +25,7 @@ def main(arguments: argparse.Namespace) -> int:
     """Print the answer to standard output and the figures to standard error. Returns the exit code."""
     tolerate_any_text()
     configure_logs(arguments, normally="silent")
+    wait_without_spinning()
     configuration = read_configuration(arguments)
     prompt = read_prompt(arguments.prompt)
     if prompt is None:

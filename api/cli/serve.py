@@ -23,7 +23,7 @@ from tripower.api.cli import exit_codes
 from tripower.api.cli.local import obtain_model, short_name
 from tripower.api.cli.progress import progress_display
 from tripower.api.cli.serve_banner import banner
-from tripower.api.cli.settings import configure_logs, read_configuration
+from tripower.api.cli.settings import configure_logs, read_configuration, wait_without_spinning
 from tripower.api.cli.shutdown import Shutdown, end_within
 from tripower.api.cli.terminal import note, say
 from tripower.api.embedding import open_planned
@@ -44,6 +44,7 @@ END_SECONDS = 15.0
 def main(arguments: argparse.Namespace) -> int:
     """Serve until a signal comes. Returns the exit code: 0, or 4 when answers were cut off."""
     configure_logs(arguments, normally="info")
+    wait_without_spinning()
     configuration = read_configuration(
         arguments, models=arguments.models or None, server__host=arguments.host, server__port=arguments.port
     )

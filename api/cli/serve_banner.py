@@ -49,7 +49,10 @@ def curl_line(url: str, plan: RuntimePlan, ready: Mapping[str, ReadyModel]) -> s
     name = plan.sources[0].name
     first = ready.get(name)
     if first is None or first.text.has_chat_template:
-        path, body = "chat/completions", {"model": name, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
+        path, body = (
+            "chat/completions",
+            {"model": name, "messages": [{"role": "user", "content": "Why is the sky blue?"}], "max_tokens": 100},
+        )
     else:
         path, body = "completions", {"model": name, "prompt": "The sky is blue because"}
     return f"curl {url}/v1/{path} -H 'content-type: application/json' -d {shlex.quote(msgspec.json.encode(body).decode())}"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -20,6 +21,26 @@ declare i64 @write(i32, i8*, i64)
 declare i32 @usleep(i32)
 
 @one = private constant i64 1
+
+define i64 @toy_absorb(i64* %tokens, i64 %count, i64 %state) {
+entry:
+  br label %head
+head:
+  %at = phi i64 [ 0, %entry ], [ %at_next, %body ]
+  %now = phi i64 [ %state, %entry ], [ %next, %body ]
+  %more = icmp slt i64 %at, %count
+  br i1 %more, label %body, label %leave
+body:
+  %token_at = getelementptr i64, i64* %tokens, i64 %at
+  %token = load i64, i64* %token_at
+  %keyed = xor i64 %now, %token
+  %scaled = mul i64 %keyed, 6364136223846793005
+  %next = add i64 %scaled, 1442695040888963407
+  %at_next = add i64 %at, 1
+  br label %head
+leave:
+  ret i64 %now
+}
 
 define void @toy_run(i64* %control, i64* %remaining, i64* %last, i32* %drawn, i32* %evaluated,
                      i64* %states, i64* %keys, i64* %stop_at_end, i64* %alive, i64 %slots_max, i32 %microseconds) {
@@ -144,8 +165,8 @@ Array = npt.NDArray[Any]
 
 
 @functools.cache
-def native_loop() -> Callable[[StepTable, Array, Array, Array, Array, int], None]:
-    """Compile the loop once in this process. Blocks for some milliseconds the first time."""
+def _compiled() -> Any:
+    """Compile once in this process. Blocks for some milliseconds the first time; the code lives as long as what is returned."""
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
@@ -155,13 +176,32 @@ def native_loop() -> Callable[[StepTable, Array, Array, Array, Array, int], None
     machine = llvm.Target.from_default_triple().create_target_machine(opt=2)
     engine = llvm.create_mcjit_compiler(module, machine)
     engine.finalize_object()
+    return engine
+
+
+@functools.cache
+def native_loop() -> Callable[[StepTable, Array, Array, Array, Array, int], None]:
+    """The run-ahead loop, compiled."""
     pointers = [ctypes.c_void_p] * 9
-    entry = ctypes.CFUNCTYPE(None, *pointers, ctypes.c_int64, ctypes.c_int32)(engine.get_function_address("toy_run"))
+    address = _compiled().get_function_address("toy_run")
+    entry = ctypes.CFUNCTYPE(None, *pointers, ctypes.c_int64, ctypes.c_int32)(address)
 
     def run(table: StepTable, states: Array, keys: Array, stop_at_end: Array, alive: Array, microseconds: int) -> None:
         arrays = (table.control, table.remaining, table.last, table.drawn, table.evaluated, states, keys, stop_at_end, alive)
-        assert all(array.flags.c_contiguous for array in arrays)
-        entry(*(array.ctypes.data for array in arrays), table.slots_max, microseconds)
-        _ = engine  # the code lives as long as the closure
+        assert all(each.flags.c_contiguous for each in arrays)
+        entry(*(each.ctypes.data for each in arrays), table.slots_max, microseconds)
 
     return run
+
+
+@functools.cache
+def native_absorb() -> Callable[[int, Sequence[int]], int]:
+    """The state after many tokens, for prompts. Equal to `engine.absorb_all`."""
+    address = _compiled().get_function_address("toy_absorb")
+    entry = ctypes.PYFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint64)(address)
+
+    def absorb(state: int, tokens: Sequence[int]) -> int:
+        numbers = array("q", tokens)
+        return int(entry(numbers.buffer_info()[0], len(numbers), state))
+
+    return absorb
