@@ -232,9 +232,10 @@ def choose_max_tokens(request: GenerationRequest, prompt_tokens: int, context: i
     if asked is None:
         asked = room if request.messages is not None else min(room, PLAIN_PROMPT_TOKENS)
     if prompt_tokens > context or asked > room:
+        wanted = request.max_tokens
+        more, cure = (f" and {wanted} more were asked for", " or lower max_tokens") if wanted else ("", "")
         raise InvalidRequest(
-            f"this model's context is {context} tokens; the prompt has {prompt_tokens} and {max(asked, 0)} more were asked for. "
-            "Shorten the prompt or lower max_tokens.",
+            f"this model's context is {context} tokens; the prompt has {prompt_tokens}{more}. Shorten the prompt{cure}.",
             code="context_length_exceeded",
             param="messages" if request.messages is not None else "prompt",
         )

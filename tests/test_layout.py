@@ -94,8 +94,9 @@ def test_the_top_level_is_fixed() -> None:
     assert {name for name in top if not name.startswith(".")} <= TOP_LEVEL | FIXED_FILES
 
 
-def test_the_table_of_messages_is_current() -> None:
+@pytest.mark.parametrize("generator", ["generate_messages.py", "generate_settings.py"])
+def test_generated_pages_are_current(generator: str) -> None:
     finished = subprocess.run(
-        [sys.executable, str(ROOT / "docs" / "generate_messages.py"), "--check"], capture_output=True, text=True, check=False
+        [sys.executable, str(ROOT / "docs" / generator), "--check"], capture_output=True, text=True, check=False
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr

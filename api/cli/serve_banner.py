@@ -51,7 +51,12 @@ def curl_line(url: str, plan: RuntimePlan, ready: Mapping[str, ReadyModel]) -> s
     if first is None or first.text.has_chat_template:
         path, body = (
             "chat/completions",
-            {"model": name, "messages": [{"role": "user", "content": "Why is the sky blue?"}], "max_tokens": 100},
+            {
+                "model": name,
+                "messages": [{"role": "user", "content": "Why is the sky blue?"}],
+                "max_tokens": 100,
+                "temperature": 0.7,
+            },
         )
     else:
         path, body = "completions", {"model": name, "prompt": "The sky is blue because"}
