@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import signal
 import socket
 import subprocess
@@ -322,6 +323,10 @@ def test_the_example_of_the_documentation_runs(model: str, request: pytest.Fixtu
     reference = model if model == "toy" else str(request.getfixturevalue("smollm2_path"))
     finished = subprocess.run(
         [sys.executable, "-W", "error", str(ROOT / "docs" / "examples" / "embedded.py"), reference],
+        env={
+            **os.environ,
+            "GOMP_SPINCOUNT": "3000",
+        },  # as docs/embedding.md says for a machine that is shared, which a test's is
         capture_output=True,
         text=True,
         check=False,
