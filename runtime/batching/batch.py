@@ -16,10 +16,9 @@ import attrs
 import msgspec
 
 from tripower.runtime.engine import SamplingParameters, StepTable
+from tripower.runtime.engine.step_table import NOT_DRAWN
 
 T = TypeVar("T")
-
-NOT_DRAWN = -1
 
 
 @attrs.define(eq=False)

@@ -1,8 +1,8 @@
 """The table that a lane and the Trio loop share while steps run.
 
 The loop fills the slots, the lane runs ahead. After each step the lane writes one row of `drawn` and `evaluated`, then raises
-`steps_done`; a native loop then writes to the port's descriptor, and otherwise the lane signals at each boundary. The loop reads the rows up to `steps_done`. The loop may set `stop` at any time; the lane ends at the
-next boundary. Everything a native loop needs sits in plain arrays, so that no Python object crosses the threads between steps.
+`steps_done`; a native loop then writes to the port's descriptor, and otherwise the lane signals at each boundary. The loop reads the
+rows up to `steps_done`. The loop may set `stop` at any time; the lane ends at the next boundary. Everything a native loop needs sits in plain arrays, so that no Python object crosses the threads between steps.
 """
 
 from __future__ import annotations
