@@ -42,14 +42,15 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
+# About an hour. What cannot run is named at the end; the page shows what has been measured.
 bench: $(VENV)/.installed-dev
-	mkdir -p bench/results
-	$(BIN)/tripower bench overhead --out bench/results/overhead.json
-	$(BIN)/tripower bench serving --model smollm2 --concurrency 1,4,8 --peer llamacpp --out bench/results/serving.json
+	-$(BIN)/tripower bench all
+	$(BIN)/python docs/generate_performance.py
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/python docs/generate_messages.py
 	$(BIN)/python docs/generate_settings.py
+	$(BIN)/python docs/generate_performance.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

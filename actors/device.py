@@ -170,6 +170,7 @@ class DeviceActor(Actor[Command]):
         *,
         on_progress: Callable[[], None] = lambda: None,
         request_stop: Callable[[], None] = lambda: None,
+        request_turn: Callable[[], None] = lambda: None,
         stoppable: bool = True,
     ) -> LaneJob:
         def done(result: Any, error: BaseException | None) -> None:
@@ -182,7 +183,7 @@ class DeviceActor(Actor[Command]):
 
         if not self._jobs:
             self._moved_at = trio.current_time()
-        job = LaneJob(name, work, done, on_progress, request_stop)
+        job = LaneJob(name, work, done, on_progress, request_stop, request_turn)
         self._jobs[job] = stoppable
         self._port.submit(job)
         return job
@@ -266,6 +267,7 @@ class DeviceActor(Actor[Command]):
             done,
             on_progress=progress,
             request_stop=table.request_stop,
+            request_turn=table.request_turn,
         )
 
     def statistics(self) -> DeviceStatistics:

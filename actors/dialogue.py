@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from tripower.runtime.engine import ChatMessage
+from tripower.backends.proxy.errors import UPSTREAM_ERRORS
+from tripower.runtime.engine import ChatMessage, SamplingChoices
 from tripower.runtime.kernel import (
     ActorGone,
     DeadlineExceeded,
@@ -21,26 +22,31 @@ from tripower.runtime.kernel import (
     Unavailable,
 )
 
-ERRORS: Mapping[str, type[TripowerError]] = {
-    kind.code: kind for kind in (ActorGone, DeadlineExceeded, DeviceFailed, InvalidRequest, Overloaded, Unavailable)
-}
+__all__ = [  # SamplingChoices too: it is part of a request, so of its words
+    "ERRORS",
+    "AnswerEvent",
+    "Failed",
+    "GenerationEvent",
+    "GenerationFinished",
+    "GenerationRequest",
+    "GenerationStarted",
+    "SamplingChoices",
+    "Timings",
+    "TokenChunk",
+    "Usage",
+]
+
+_ERRORS: tuple[type[TripowerError], ...] = (
+    ActorGone,
+    DeadlineExceeded,
+    DeviceFailed,
+    InvalidRequest,
+    Overloaded,
+    Unavailable,
+    *UPSTREAM_ERRORS,
+)
+ERRORS: Mapping[str, type[TripowerError]] = {"context_length_exceeded": InvalidRequest} | {kind.code: kind for kind in _ERRORS}
 """What can end a generation that has begun; an error with a code of its own comes back as `TripowerError`."""
-
-
-class SamplingChoices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a caller asked for; None takes the model's recommendation, else OpenAI's default."""
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repeat_penalty: float | None = None
-    repeat_last_n: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    seed: int | None = None
-    """None draws one from the operating system; `Generation.seed` tells which."""
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,14 +75,17 @@ class GenerationStarted(Message, frozen=True):
 
 
 class TokenChunk(Message, frozen=True):
-    """One token of a committed step and the text that it releases, which may be empty: characters and stop strings are not split."""
+    """One token of a committed step and the text that it releases, which may be empty: characters and stop strings are not split.
+
+    From an engine that tells no ids it is a piece of text, and `token` is -1.
+    """
 
     token: int
     text: str
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens evaluated and generated. The token that ended the text counts."""
+    """Tokens evaluated and generated. The token that ended the text counts. 0 prompt tokens: the engine did not tell."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -91,7 +100,7 @@ class Timings(msgspec.Struct, frozen=True):
 
 
 class GenerationFinished(Message, frozen=True):
-    """The regular end. `reason` is `stop` or `length`; `text` is what was held back."""
+    """The regular end. `reason` is `stop` or `length`, or what a remote engine calls it; `text` is what was held back."""
 
     reason: str
     text: str
@@ -106,10 +115,24 @@ class Failed(Message, frozen=True):
     message: str
     status: int
     kind: str
+    param: str | None = None
+    retry_after: float | None = None
+
+    @classmethod
+    def of(cls, error: TripowerError) -> Failed:
+        """The end by this error."""
+        return cls(error.code, error.message, error.status, error.kind, error.param, error.retry_after)
 
     def error(self) -> TripowerError:
         """The exception that stands for this end, of the class that its code belongs to."""
-        return ERRORS.get(self.code, TripowerError)(self.message, code=self.code, status=self.status, kind=self.kind)
+        return ERRORS.get(self.code, TripowerError)(
+            self.message,
+            code=self.code,
+            status=self.status,
+            kind=self.kind,
+            param=self.param,
+            retry_after=self.retry_after,
+        )
 
 
 AnswerEvent = GenerationStarted | TokenChunk | GenerationFinished

@@ -6,36 +6,21 @@ message. As a context manager it is left at the end of the block; iterated over 
 
 from __future__ import annotations
 
-import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
-import msgspec
 import trio
 
-from tripower.actors.dialogue import (
-    AnswerEvent,
-    Failed,
-    GenerationEvent,
-    GenerationFinished,
-    GenerationRequest,
-    SamplingChoices,
-)
-from tripower.actors.model_queue import Generate, Leave, outlet_room
+from tripower.actors.dialogue import AnswerEvent, Failed, GenerationEvent, GenerationFinished, GenerationRequest
+from tripower.actors.model_queue import Leave
 from tripower.actors.model_registry import ReadyModel
-from tripower.backends.sampling import check_sampling
-from tripower.runtime.engine import SamplingParameters
-from tripower.runtime.kernel import DeadlineExceeded, InvalidRequest, Outlet, Ref
+from tripower.actors.preparation import check_request, prepare
+from tripower.runtime.kernel import DeadlineExceeded, Outlet, Ref
 
 FindReady = Callable[[str, float], Awaitable[ReadyModel]]
-
-PLAIN_PROMPT_TOKENS = 16
-"""What OpenAI's completions generate when nothing is said."""
-INLINE_CHARACTERS = 16_384
-"""Longer text is rendered and tokenised in a worker thread, so that it does not hold up the loop."""
 
 
 class Generation:
@@ -71,14 +56,10 @@ class Generation:
         self._token = trio.lowlevel.current_trio_token()
         check_request(self._request)
         ready = await self._find(self._request.model, self._deadline)
-        prompt = await self._prepare(ready)
-        sampling = choose_sampling(self._request.sampling, ready.text.recommended)
-        check_sampling(sampling, ready.info.vocabulary_size)
-        max_tokens = choose_max_tokens(self._request, len(prompt), ready.info.context_max)
-        self.prompt_tokens, self.seed = len(prompt), sampling.seed
-        self._outlet = Outlet(outlet_room(max_tokens))
-        message = Generate(tuple(prompt), max_tokens, sampling, self._request.stop, self._request.ignore_eos)
-        enqueued = await ready.queue.ask(message, deadline=self._deadline, live=self._outlet)
+        prepared = await prepare(ready, self._request)
+        self.prompt_tokens, self.seed = prepared.prompt_tokens, prepared.seed
+        self._outlet = Outlet(prepared.room)
+        enqueued = await ready.queue.ask(prepared.message, deadline=self._deadline, live=self._outlet)
         self._queue, self.ticket = ready.queue, enqueued.ticket
         return self
 
@@ -152,91 +133,7 @@ class Generation:
             raise event.error()
         return event
 
-    async def _prepare(self, ready: ReadyModel) -> list[int]:
-        """Prompt to tokens."""
-        request = self._request
-        self._check_length(ready)
-        if request.messages is not None:
-            messages = request.messages
-            size = sum(len(message.content) for message in messages)
-            return await _run(size, lambda: ready.text.render_chat(messages))
-        if isinstance(request.prompt, str):
-            prompt = request.prompt
-            return await _run(len(prompt), lambda: ready.text.tokenize(prompt))
-        tokens = list(request.prompt or ())
-        for token in tokens:
-            if not 0 <= token < ready.info.vocabulary_size:
-                raise InvalidRequest(f"{token} is no token of a vocabulary of {ready.info.vocabulary_size}", param="prompt")
-        return tokens
-
-    def _check_length(self, ready: ReadyModel) -> None:
-        """Refuse text that no tokenizer could make short enough, before one spends seconds on it."""
-        size = sum(len(text) for param, text in _texts(self._request) if param != "stop")
-        if size > ready.info.context_max * ready.text.piece_characters_max:
-            raise InvalidRequest(
-                f"{size} characters do not fit a context of {ready.info.context_max} tokens",
-                code="context_length_exceeded",
-                param="prompt" if self._request.messages is None else "messages",
-            )
-
 
 def _leave(queue: Ref[Any], outlet: Outlet[GenerationEvent], message: Leave) -> None:
     outlet.leave()
     queue.control(message)
-
-
-async def _run(size: int, work: Callable[[], list[int]]) -> list[int]:
-    if size <= INLINE_CHARACTERS:
-        return work()
-    return await trio.to_thread.run_sync(work, abandon_on_cancel=True)  # it only computes: who has left need not wait for it
-
-
-def check_request(request: GenerationRequest) -> None:
-    """Raise `InvalidRequest` for what is wrong whatever the model, before one is loaded."""
-    if (request.messages is None) == (request.prompt is None):
-        raise InvalidRequest("give either messages or a prompt", param="messages")
-    if request.max_tokens is not None and request.max_tokens < 0:
-        raise InvalidRequest("max_tokens must not be negative", param="max_tokens")
-    if "" in request.stop:
-        raise InvalidRequest("a stop string is empty", param="stop")
-    for param, text in _texts(request):
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise InvalidRequest(f"{param}: half a character is no text", code="invalid_unicode", param=param) from None
-
-
-def _texts(request: GenerationRequest) -> Iterator[tuple[str, str]]:
-    for message in request.messages or ():
-        yield "messages", message.content
-        yield "messages", message.name or ""
-    if isinstance(request.prompt, str):
-        yield "prompt", request.prompt
-    for stop in request.stop:
-        yield "stop", stop
-
-
-def choose_sampling(choices: SamplingChoices, recommended: SamplingParameters) -> SamplingParameters:
-    """What was asked for, else what the model file recommends; a seed of its own for whoever named none."""
-    asked = {name: value for name, value in msgspec.structs.asdict(choices).items() if value is not None}
-    asked.setdefault("seed", secrets.randbits(63))
-    return msgspec.structs.replace(recommended, **asked)
-
-
-def choose_max_tokens(request: GenerationRequest, prompt_tokens: int, context: int) -> int:
-    """How many tokens may be generated. Raises `InvalidRequest` (`context_length_exceeded`) when prompt and answer do not fit."""
-    if prompt_tokens == 0:
-        raise InvalidRequest("the prompt is empty", param="prompt")
-    room = context - prompt_tokens + 1  # the last token drawn is not evaluated
-    asked = request.max_tokens
-    if asked is None:
-        asked = room if request.messages is not None else min(room, PLAIN_PROMPT_TOKENS)
-    if prompt_tokens > context or asked > room:
-        wanted = request.max_tokens
-        more, cure = (f" and {wanted} more were asked for", " or lower max_tokens") if wanted else ("", "")
-        raise InvalidRequest(
-            f"this model's context is {context} tokens; the prompt has {prompt_tokens}{more}. Shorten the prompt{cure}.",
-            code="context_length_exceeded",
-            param="messages" if request.messages is not None else "prompt",
-        )
-    return asked

@@ -85,12 +85,13 @@ def outlet_room(max_tokens: int) -> int:
 
 @attrs.frozen(kw_only=True)
 class QueueLimits:
-    """Seats in the batch, waiting places, inner steps of one job, rows of one step."""
+    """Seats in the batch, waiting places, inner steps of one job, rows of one step; prompt rows while others stream (0: no limit)."""
 
     members_max: int
     waiting_max: int
     steps_per_job: int
     rows_max: int
+    mixed_rows: int = 0
 
 
 class QueueStatistics(msgspec.Struct, frozen=True):
@@ -161,7 +162,12 @@ class ModelQueueActor(Actor[Command]):
     def _new_table(self) -> StepTable:
         """For the next job. After a job that went wrong, so that one that outlives our interest never meets its successor."""
         limits = self._limits
-        return StepTable(slots_max=limits.members_max, steps_max=limits.steps_per_job, rows_max=limits.rows_max)
+        return StepTable(
+            slots_max=limits.members_max,
+            steps_max=limits.steps_per_job,
+            rows_max=limits.rows_max,
+            mixed_rows=limits.mixed_rows,
+        )
 
     async def on_start(self) -> None:
         self._advance()  # what an instance before this one left behind is closed

@@ -16,15 +16,28 @@ import attrs
 import msgspec
 import trio
 
+from tripower.actors.delegate_queue import DelegateQueueActor
 from tripower.actors.device import LoadEngine, LoadOrder, UnloadEngine
 from tripower.actors.model_queue import ModelQueueActor, QueueLimits
-from tripower.runtime.engine import Backend, EngineInfo, LoadedModel, LoadSpecification, Progress, StepEngine, TextLayer
+from tripower.runtime.engine import (
+    Backend,
+    Certificate,
+    DelegateBackend,
+    EngineInfo,
+    LoadedDelegate,
+    LoadedModel,
+    LoadSpecification,
+    Progress,
+    SamplingParameters,
+    StepEngine,
+)
 from tripower.runtime.kernel import (
     LATER,
     Actor,
     Ask,
     Envelope,
     Message,
+    ModelRefused,
     NotFound,
     Ref,
     TripowerError,
@@ -43,8 +56,22 @@ class ReadyModel:
 
     name: str
     queue: Ref[Any]
-    text: TextLayer
-    info: EngineInfo
+    loaded: LoadedModel | LoadedDelegate
+
+    @property
+    def info(self) -> EngineInfo:
+        return self.loaded.engine.info
+
+    @property
+    def recommended(self) -> SamplingParameters | None:
+        """What the model file recommends; None where the engine sees to that itself."""
+        return self.loaded.text.recommended if isinstance(self.loaded, LoadedModel) else None
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether it can be asked a conversation."""
+        loaded = self.loaded
+        return loaded.text.has_chat_template if isinstance(loaded, LoadedModel) else loaded.engine.abilities.chat
 
 
 class EnsureLoaded(Ask[ReadyModel], frozen=True):
@@ -80,7 +107,7 @@ class ModelList(Message, frozen=True):
 
 
 class LoadEnded(Message, frozen=True):
-    """From the registry's own load task. The envelope carries a `LoadedModel`, or the error."""
+    """From the registry's own load task. The envelope carries a `LoadedModel` or a `LoadedDelegate`, or the error."""
 
     name: str
 
@@ -95,6 +122,8 @@ class ModelSource:
     name: str
     source: str
     backend: str
+    reason: str = attrs.field(default="", eq=False)
+    """Why this backend, for people."""
 
 
 @attrs.frozen(kw_only=True)
@@ -111,6 +140,16 @@ FindModel = Callable[[str], ModelSource | None]
 """Looks for a model that was not named at the start, in a store. Quick and synchronous."""
 
 
+class EngineReport(msgspec.Struct, frozen=True):
+    """What a loaded model's engine says of itself: how it computes, and whether its answers depend on load."""
+
+    model: str
+    backend: str
+    kernels: str
+    determinism: str
+    certificate: Certificate | None
+
+
 class RegistryStatistics(msgspec.Struct, frozen=True):
     models: int
     loaded: int
@@ -120,6 +159,8 @@ class RegistryStatistics(msgspec.Struct, frozen=True):
     load_seconds: float
     names: tuple[tuple[str, str], ...]
     """Name and state of each."""
+    engines: tuple[EngineReport, ...] = ()
+    """Of the models that are loaded."""
 
 
 @attrs.define(eq=False)
@@ -131,7 +172,7 @@ class _Entry:
     waiters: list[Envelope] = attrs.Factory(list)
     progress: list[Progress] = attrs.Factory(list)
     scope: trio.CancelScope | None = None
-    loaded: LoadedModel | None = None
+    loaded: LoadedModel | LoadedDelegate | None = None
     queue: Ref[Any] | None = None
     tickets: Iterator[int] = attrs.Factory(itertools.count)
     sequences: Iterator[int] = attrs.Factory(itertools.count)
@@ -145,7 +186,7 @@ class ModelRegistryActor(Actor[Command]):
     def __init__(
         self,
         device: Ref[Any],
-        backends: Mapping[str, Backend],
+        backends: Mapping[str, Backend | DelegateBackend],
         sources: tuple[ModelSource, ...],
         limits: LoadLimits,
         find_model: FindModel = lambda name: None,
@@ -174,9 +215,19 @@ class ModelRegistryActor(Actor[Command]):
             if entry.queue is not None:
                 await entry.queue.stop()
             if entry.loaded is not None:
-                await self._unload(entry.source.name, entry.loaded.engine)
+                await self._unload(entry.source.name, entry.loaded)
 
-    async def _unload(self, name: str, engine: StepEngine) -> None:
+    async def _unload(self, name: str, loaded: LoadedModel | LoadedDelegate) -> None:
+        """Free a model, whoever runs it."""
+        if isinstance(loaded, LoadedModel):
+            await self._unload_engine(name, loaded.engine)
+            return
+        try:
+            await loaded.engine.close()
+        except Exception:  # one delegate's fault must not keep the other models loaded
+            log.exception("%s could not be closed", name)
+
+    async def _unload_engine(self, name: str, engine: StepEngine) -> None:
         """Free a model on its lane. A device that crashed still ends its steps and comes back: nothing is freed under it."""
         while not self._device.ended:
             try:
@@ -208,7 +259,7 @@ class ModelRegistryActor(Actor[Command]):
     def _ensure_loaded(self, message: EnsureLoaded) -> Any:
         entry = self._entry(message.name)
         if entry.loaded is not None and entry.queue is not None:
-            return ReadyModel(message.name, entry.queue, entry.loaded.text, entry.loaded.engine.info)
+            return ReadyModel(message.name, entry.queue, entry.loaded)
         envelope = self.envelope
         entry.waiters.append(envelope)
         if envelope.live is not None:
@@ -253,25 +304,42 @@ class ModelRegistryActor(Actor[Command]):
                     log.exception("a listener to the load of %s failed", source.name)
 
         began = trio.current_time()
-        outcome: LoadedModel | TripowerError = TripowerError("the load was given up", code="load_stopped", status=503)
+        outcome: LoadedModel | LoadedDelegate | TripowerError = TripowerError(
+            "the load was given up", code="load_stopped", status=503
+        )
         with scope:
             try:
                 backend = self._backends.get(source.backend)
                 if backend is None:
                     raise NotFound(f"there is no backend {source.backend!r}", code="backend_not_found")
-                outcome = await self._device.ask(LoadEngine(specification), live=LoadOrder(backend, progress))
+                if isinstance(backend, DelegateBackend):
+                    outcome = await self._open_delegate(backend, specification, progress)
+                else:
+                    outcome = await self._device.ask(LoadEngine(specification), live=LoadOrder(backend, progress))
                 self._load_seconds = trio.current_time() - began
             except TripowerError as error:
                 outcome = error
         device, loaded = self._device, outcome
 
         def give_back() -> None:
-            """The registry ended in between: the model is nobody's."""
+            """The registry ended in between: the model is nobody's. A delegate that has not streamed holds nothing."""
             if isinstance(loaded, LoadedModel) and not device.control(UnloadEngine(source.name), live=loaded.engine):
                 loaded.engine.close()
 
         if not self.ref.control(LoadEnded(source.name), live=outcome, on_dropped=give_back):
             give_back()
+
+    async def _open_delegate(
+        self, backend: DelegateBackend, specification: LoadSpecification, progress: Progress
+    ) -> LoadedDelegate:
+        """A delegate is no work for a lane: it has threads of its own, or is elsewhere."""
+        try:
+            return await backend.open_delegate(specification, progress)
+        except TripowerError:
+            raise
+        except Exception as error:  # the one seam where a delegate's exceptions become ours
+            log.exception("the backend %s failed to load %s", backend.name, specification.name)
+            raise ModelRefused(f"the backend {backend.name} failed: {type(error).__name__}") from error
 
     def _end_load(self, message: LoadEnded) -> None:
         entry, outcome = self._entries[message.name], self.envelope.live
@@ -290,13 +358,18 @@ class ModelRegistryActor(Actor[Command]):
             return
         self._loads_ok += 1
         entry.state, entry.error, entry.loaded = "loaded", "", outcome
-        name, device, limits = message.name, self._device, self._limits.queue
-        entry.queue = self.spawn(
-            lambda: ModelQueueActor(name, outcome, device, limits, tickets=entry.tickets, sequences=entry.sequences),
-            name=f"queue:{name}",
-        )
+        entry.queue = self._spawn_queue(entry, outcome)
         for envelope in waiters:
-            envelope.answer(ReadyModel(name, entry.queue, outcome.text, outcome.engine.info))
+            envelope.answer(ReadyModel(message.name, entry.queue, outcome))
+
+    def _spawn_queue(self, entry: _Entry, loaded: LoadedModel | LoadedDelegate) -> Ref[Any]:
+        name, device, limits = entry.source.name, self._device, self._limits.queue
+        if isinstance(loaded, LoadedModel):
+            return self.spawn(
+                lambda: ModelQueueActor(name, loaded, device, limits, tickets=entry.tickets, sequences=entry.sequences),
+                name=f"queue:{name}",
+            )
+        return self.spawn(lambda: DelegateQueueActor(name, loaded, limits, tickets=entry.tickets), name=f"queue:{name}")
 
     def _card(self, entry: _Entry) -> ModelCard:
         info = entry.loaded.engine.info if entry.loaded else None
@@ -323,4 +396,10 @@ class ModelRegistryActor(Actor[Command]):
             loads_failed=self._loads_failed,
             load_seconds=self._load_seconds,
             names=tuple((name, entry.state) for name, entry in self._entries.items()),
+            engines=tuple(_report(name, entry.loaded) for name, entry in self._entries.items() if entry.loaded is not None),
         )
+
+
+def _report(name: str, loaded: LoadedModel | LoadedDelegate) -> EngineReport:
+    info = loaded.engine.info
+    return EngineReport(name, info.backend, info.kernels, info.determinism, info.certificate)

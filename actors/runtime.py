@@ -19,6 +19,7 @@ from tripower.actors.dialogue import GenerationRequest
 from tripower.actors.generation import Generation
 from tripower.actors.model_queue import QueueLimits, QueueStatistics
 from tripower.actors.model_registry import (
+    EngineReport,
     EnsureLoaded,
     FindModel,
     ListModels,
@@ -30,7 +31,7 @@ from tripower.actors.model_registry import (
     RegistryStatistics,
 )
 from tripower.actors.system import ROOT_SUPERVISION, LocateParts, Parts, SystemActor
-from tripower.runtime.engine import Backend, Progress
+from tripower.runtime.engine import Backend, DelegateBackend, Progress
 from tripower.runtime.kernel import (
     NEVER,
     Actor,
@@ -49,13 +50,15 @@ class Health(msgspec.Struct, frozen=True):
 
     status: str
     reasons: tuple[str, ...] = ()
+    engines: tuple[EngineReport, ...] = ()
+    """Of the loaded models: how they compute, and the certificate of those that are exact."""
 
 
 @attrs.frozen(kw_only=True)
 class RuntimePlan:
     """Everything that makes a runtime: who can load, what, and within which limits."""
 
-    backends: Mapping[str, Backend]
+    backends: Mapping[str, Backend | DelegateBackend]
     sources: tuple[ModelSource, ...] = ()
     limits: LoadLimits
     find_model: FindModel = lambda name: None
@@ -111,7 +114,7 @@ class Runtime:
 
     def health(self) -> Health:
         """What the kernel's list says. Synchronous."""
-        reasons, loading = [], False
+        reasons, loading, engines = [], False, tuple[EngineReport, ...]()
         for actor in self.statistics():
             if actor.state in ("failed", "restarting"):
                 reasons.append(f"{actor.name} is {actor.state}")
@@ -119,9 +122,10 @@ class Runtime:
                 reasons.append(f"{actor.details.device} passes no step boundary any more")
             if isinstance(actor.details, RegistryStatistics):
                 loading = loading or actor.details.loading > 0
+                engines = actor.details.engines
         if reasons:
-            return Health("failing", tuple(reasons))
-        return Health("draining" if self._draining else "loading" if loading else "ok")
+            return Health("failing", tuple(reasons), engines)
+        return Health("draining" if self._draining else "loading" if loading else "ok", (), engines)
 
     def statistics(self) -> list[ActorStatistics]:
         """Every actor, parents before children."""

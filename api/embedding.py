@@ -138,8 +138,8 @@ async def open_runtime(
 
 
 def _plan(configuration: Configuration, references: Sequence[str], store: Store) -> RuntimePlan:
-    sources = [find_source(reference, store) for reference in references]
-    return make_plan(configuration, sources, find_model=find_any(store))
+    sources = [find_source(reference, store, configuration) for reference in references]
+    return make_plan(configuration, sources, find_model=find_any(store, configuration))
 
 
 @asynccontextmanager

@@ -16,17 +16,30 @@ import msgspec
 from tripower.actors.model_queue import QueueLimits
 from tripower.actors.model_registry import FindModel, LoadLimits, ModelSource
 from tripower.actors.runtime import RuntimePlan
+from tripower.api.engines import (
+    AUTO,
+    FILE_ENGINES,
+    check_gpu_layers,
+    check_reference,
+    choose_engine,
+    foreign_needs,
+    is_remote,
+    is_toy,
+    needs_file,
+    other_engines,
+    picolm_refusal,
+    remote_source,
+)
 from tripower.api.pull import BUILT_INS, display_name, resolve
-from tripower.api.pull.model_format import detect_format
 from tripower.api.pull.sources import looks_like_source, split_name
 from tripower.runtime.configuration import Configuration
-from tripower.runtime.engine import Backend, LoadedModel, LoadSpecification, Progress
+from tripower.runtime.configuration.settings import EngineSettings
+from tripower.runtime.engine import Backend, DelegateBackend, LoadedModel, LoadSpecification, Progress
 from tripower.runtime.host import Defaults, HostLimits, ModelNeeds, choose_defaults, read_host_limits
-from tripower.runtime.kernel.errors import InvalidConfiguration, InvalidRequest, ModelRefused
+from tripower.runtime.kernel.errors import InvalidConfiguration, InvalidRequest
 from tripower.runtime.store import Store, checked_name
 
-FLOAT_BYTES = 4
-"""The engine `picolm` keeps its weights in float32."""
+DEFAULT_ENGINE = EngineSettings()
 
 
 class PicolmOnDemand:
@@ -37,8 +50,8 @@ class PicolmOnDemand:
 
     name = "picolm"
 
-    def __init__(self, weighed: Collection[str] = ()) -> None:
-        self._weighed = frozenset(weighed)
+    def __init__(self, weighed: Collection[str] = (), engine: EngineSettings = DEFAULT_ENGINE) -> None:
+        self._weighed, self._engine = frozenset(weighed), engine
 
     def load(self, specification: LoadSpecification, progress: Progress) -> Iterator[LoadedModel | None]:
         """See `PicolmBackend.load`. Raises `ModelRefused` (`not_enough_memory`) too."""
@@ -47,8 +60,8 @@ class PicolmOnDemand:
 
         yield None
         if specification.source not in self._weighed:
-            choose_defaults(read_host_limits(), Configuration(), read_needs(specification.source))
-        yield from PicolmBackend().load(specification, progress)
+            choose_defaults(read_host_limits(), Configuration(), read_needs(specification.source, self._engine))
+        yield from PicolmBackend(self._engine.kernels, self._engine.kv_type).load(specification, progress)
 
 
 class ToyOnDemand:
@@ -63,48 +76,50 @@ class ToyOnDemand:
         yield from ToyBackend().load(specification, progress)
 
 
-def is_toy(source: str) -> bool:
-    """Whether a source is the built-in toy: `toy`, or `toy:MICROSECONDS` for the time that a step shall take."""
-    return source.partition(":")[0] == "toy"
+def find_source(reference: str, store: Store, configuration: Configuration | None = None) -> ModelSource:
+    """What a reference stands for on this machine, and which engine runs it. Blocks for small reads.
 
-
-def find_source(reference: str, store: Store) -> ModelSource:
-    """What a reference stands for on this machine. Blocks for small reads.
-
-    Raises `NotFound` with the command that fetches it, `InvalidRequest` for what means nothing, `ModelRefused` for a file that no
-    backend can run.
+    Raises `NotFound` with the command that fetches it, `InvalidRequest` for what means nothing or does not go with
+    `engine.backend`, `ModelRefused` for a file that no backend can run.
     """
+    configuration = configuration or Configuration()
+    wanted = configuration.engine.backend
     try:
         name, text = split_name(reference)
+        check_reference(text, wanted)
         if is_toy(text):
             return ModelSource(name=name or text, source=text, backend="toy")
+        if is_remote(text, wanted):
+            return _remote(name, text, configuration)
         path = resolve(reference, store)
-        return ModelSource(name=display_name(reference, store), source=str(path), backend=_backend_for(path, text))
+        chosen = choose_engine(path, text, wanted)
+        check_gpu_layers(configuration, {chosen.backend})
+        return ModelSource(name=display_name(reference, store), source=str(path), backend=chosen.backend, reason=chosen.reason)
     except (OSError, UnicodeError) as error:  # a path that is too long, that may not be read, or that no file system has
         raise InvalidRequest(
             f"{reference[:80]!r} cannot be opened as a model: {error}", code="invalid_model_reference"
         ) from error
 
 
-def _backend_for(path: Path, what: str) -> str:
-    found = detect_format(path, what)
-    if found != "gguf":
-        raise ModelRefused(
-            f"{what} is a {found} file, and no engine here runs those: choose a GGUF model, such as smollm2",
-            code="unsupported_model_format",
+def _remote(name: str | None, text: str, configuration: Configuration) -> ModelSource:
+    model, address = remote_source(text, configuration)
+    if not (name or model):
+        raise InvalidRequest(
+            f"give the remote model a name, as in NAME={text}, or name it as its server does, as in {text}#MODEL",
+            code="invalid_model_reference",
         )
-    return "picolm"
+    return ModelSource(name=name or model, source=address, backend="proxy", reason="it is on another server")
 
 
-def find_stored(store: Store) -> FindModel:
+def find_stored(store: Store, configuration: Configuration | None = None) -> FindModel:
     """For names that come from clients over the network: models of the store only, never a path or an address."""
 
     def find(name: str) -> ModelSource | None:
-        if looks_like_source(name) or is_toy(name) or not is_name(name):
+        if looks_like_source(name) or is_toy(name) or not is_name(name) or not takes_files(configuration):
             return None
         if store.find(name) is None and name not in BUILT_INS:
             return None
-        return find_source(name, store)
+        return find_source(name, store, configuration)
 
     return find
 
@@ -118,14 +133,19 @@ def is_name(text: str) -> bool:
     return True
 
 
-def find_any(store: Store) -> FindModel:
+def takes_files(configuration: Configuration | None) -> bool:
+    """Whether the backend that is wanted could run a file at all."""
+    return configuration is None or configuration.engine.backend in (AUTO, *FILE_ENGINES)
+
+
+def find_any(store: Store, configuration: Configuration | None = None) -> FindModel:
     """For a program's own names: whatever `find_source` understands."""
-    return lambda name: attrs.evolve(find_source(name, store), name=name)
+    return lambda name: attrs.evolve(find_source(name, store, configuration), name=name)
 
 
-def stored_sources(store: Store) -> list[ModelSource]:
+def stored_sources(store: Store, configuration: Configuration | None = None) -> list[ModelSource]:
     """Every model of the store that a backend can run."""
-    return [find_source(manifest.name, store) for manifest in store.list() if manifest.format == "gguf"]
+    return [find_source(manifest.name, store, configuration) for manifest in store.list() if manifest.format == "gguf"]
 
 
 def make_plan(
@@ -143,21 +163,28 @@ def make_plan(
     names = [source.name for source in sources]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InvalidConfiguration(f"two models are called {twice[0]}: give one a name of its own, as in other={twice[0]}")
+    check_gpu_layers(configuration, {source.backend for source in sources})
     files = [source.source for source in sources if source.backend == PicolmOnDemand.name]
-    chosen = choose_for_all(host or read_host_limits(), configuration, [read_needs(file) for file in files])
-    backends: list[Backend] = [PicolmOnDemand(files), ToyOnDemand()]
+    needs = [each for each in (source_needs(source, configuration.engine) for source in sources) if each is not None]
+    chosen = choose_for_all(host or read_host_limits(), configuration, needs)
+    backends: list[Backend | DelegateBackend] = [
+        PicolmOnDemand(files, configuration.engine),
+        ToyOnDemand(),
+        *other_engines(configuration),
+    ]
     return RuntimePlan(
         backends={backend.name: backend for backend in backends},
         sources=tuple(sources),
         limits=LoadLimits(
             context=configuration.engine.context and min(_context(each, configuration) for each in chosen),
-            state_bytes_max=chosen[0].state_bytes.value // max(1, len(files)),
+            state_bytes_max=chosen[0].state_bytes.value // max(1, len(needs)),
             threads=chosen[0].threads.value,
             queue=QueueLimits(
                 members_max=min(each.batch_members.value for each in chosen),
                 waiting_max=min(each.waiting.value for each in chosen),
                 steps_per_job=configuration.scheduler.steps_per_job,
                 rows_max=max(each.prefill_rows.value for each in chosen),
+                mixed_rows=max(each.mixed_rows.value for each in chosen),
             ),
         ),
         find_model=find_model,
@@ -182,20 +209,23 @@ def _context(defaults: Defaults, configuration: Configuration) -> int:
     return defaults.context.value if defaults.context is not None else configuration.engine.context
 
 
-def read_needs(file: str) -> ModelNeeds:
-    """What a GGUF model will take, from its header. Blocks. Raises `ModelRefused`."""
-    from tripower.backends.gguf.reader import open_gguf
-    from tripower.backends.picolm.architectures import find_architecture
-    from tripower.backends.picolm.engine import kv_shape
+def source_needs(source: ModelSource, engine: EngineSettings = DEFAULT_ENGINE) -> ModelNeeds | None:
+    """What a source will take on this machine; None where it is no file. Blocks. Raises `ModelRefused` for a broken file."""
+    if source.backend == PicolmOnDemand.name:
+        return read_needs(source.source, engine)
+    if source.backend not in FILE_ENGINES:
+        return None
+    path = Path(source.source)
+    return foreign_needs(path, None if picolm_refusal(path) else read_needs(source.source))
 
-    with open_gguf(file) as opened:
-        shape = find_architecture(opened).read_hyperparameters(opened)
-        elements = sum(tensor.elements for tensor in opened.tensors.values())
-    return ModelNeeds(
-        context_max=shape.context_trained,
-        state_bytes_per_token=kv_shape(shape).bytes_per_position,
-        weight_bytes=elements * FLOAT_BYTES,
-    )
+
+def read_needs(file: str, engine: EngineSettings = DEFAULT_ENGINE) -> ModelNeeds:
+    """What a model will take in picolm, from its headers. Blocks. Raises `ModelRefused`."""
+    from tripower.backends.model_file import open_model
+    from tripower.backends.picolm.backend import estimate_needs
+
+    with open_model(file) as opened:
+        return estimate_needs(opened, engine.kernels, engine.kv_type)
 
 
 def for_one_conversation(configuration: Configuration) -> Configuration:
@@ -203,3 +233,22 @@ def for_one_conversation(configuration: Configuration) -> Configuration:
     given = configuration.scheduler
     scheduler = msgspec.structs.replace(given, batch_members=given.batch_members or 1, waiting=max(given.waiting, 0))
     return msgspec.structs.replace(configuration, scheduler=scheduler)
+
+
+__all__ = [
+    "PicolmOnDemand",
+    "ToyOnDemand",
+    "choose_for_all",
+    "find_any",
+    "find_source",
+    "find_stored",
+    "for_one_conversation",
+    "is_name",
+    "is_toy",
+    "make_plan",
+    "needs_file",
+    "read_needs",
+    "source_needs",
+    "stored_sources",
+    "takes_files",
+]

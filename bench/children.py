@@ -121,7 +121,7 @@ async def _is_ready(server: Server, path: str) -> bool:
         return False
 
 
-def end_process(process: subprocess.Popen[bytes]) -> None:
+def end_process(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
     """Ask a process to end, then make it. Blocks for `END_SECONDS` at most, twice."""
     for stop in (process.terminate, process.kill):
         if process.poll() is not None:

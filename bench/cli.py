@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from importlib import import_module
 
 BENCHES = {
-    "overhead": ("tripower.bench.overhead", "what the runtime adds: messages, steps, HTTP"),
-    "serving": ("tripower.bench.serving", "tokens a second over HTTP, beside another engine on the same file"),
-    "soak": ("tripower.bench.soak", "many streams for many minutes: does memory grow, is anything lost?"),
-    "disconnect": ("tripower.bench.disconnect", "from a client's close to its seat being free"),
+    "overhead": ("tripower.bench.overhead.command", "what the runtime adds: messages, steps, HTTP"),
+    "serving": ("tripower.bench.serving.command", "tokens a second over HTTP, beside another engine on the same file"),
+    "fidelity": ("tripower.bench.fidelity.command", "distributions of the next token, against float32 arithmetic"),
+    "engine": ("tripower.bench.engine.command", "the engine without HTTP, against what the machine allows"),
+    "mix": ("tripower.bench.serving.mix", "streams that run while a long prompt arrives"),
+    "soak": ("tripower.bench.serving.soak", "many streams for many minutes: does memory grow, is anything lost?"),
+    "disconnect": ("tripower.bench.serving.disconnect", "from a client's close to its seat being free"),
     "simulate": ("tripower.bench.simulate", "the whole runtime on virtual time, under seeded faults"),
+    "all": ("tripower.bench.suite", "every bench that the documentation shows, each into its file"),
     "fuzz-gguf": ("tripower.bench.fuzz_gguf", "mutated GGUF files against the reader"),
 }
 

@@ -1,4 +1,4 @@
-"""Fuzzes everything that is built from a model file before it is trusted: reader, tokenizer, template, hyperparameters.
+"""Fuzzes everything that is built from a model file before it is trusted: reader, tokenizer, template, decoder.
 
     python -m tripower.bench.fuzz_gguf --cases 200000 --seed 1 --corpus tests/backends/gguf_corpus [--keep]
 
@@ -134,7 +134,7 @@ def _use_text(file: GgufFile) -> None:
 
 def _use_weights(file: GgufFile) -> None:
     architecture = find_architecture(file)
-    check_weights(file, tuple(architecture.wanted(architecture.read_hyperparameters(file))))
+    check_weights(file, tuple(architecture.wanted(architecture.read_decoder(file))))
 
 
 def _outcomes(data: bytes, path: Path) -> tuple[list[str], str | None]:

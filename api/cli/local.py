@@ -13,7 +13,8 @@ from tripower.actors.runtime import RuntimePlan
 from tripower.api.cli.answers import TEMPERATURE, Question, Show, Summary
 from tripower.api.cli.progress import progress_display
 from tripower.api.embedding import EmbeddedRuntime, open_planned
-from tripower.api.plan import find_source, for_one_conversation, is_toy, make_plan
+from tripower.api.engines import check_reference
+from tripower.api.plan import find_source, for_one_conversation, make_plan, needs_file
 from tripower.api.pull import display_name, obtain
 from tripower.api.pull.sources import split_name
 from tripower.runtime.configuration import Configuration
@@ -28,7 +29,7 @@ class LocalService:
     def __init__(self, runtime: EmbeddedRuntime, ready: ReadyModel) -> None:
         self.model = ready.name
         self._runtime = runtime
-        self._defaults = {} if ready.text.recommended != SamplingParameters() else {"temperature": TEMPERATURE}
+        self._defaults = {"temperature": TEMPERATURE} if ready.recommended == SamplingParameters() else {}
 
     async def answer(self, question: Question, show: Show) -> Summary:
         options = {**self._defaults, **question.options, "timeout": question.timeout}
@@ -60,10 +61,11 @@ def summary_of(finished: GenerationFinished, seed: int) -> Summary:
     )
 
 
-async def obtain_model(reference: str, store: Store, *, quiet: bool) -> None:
-    """Make sure that a model is on this machine, with progress. Raises what `pull` raises."""
+async def obtain_model(reference: str, store: Store, configuration: Configuration, *, quiet: bool) -> None:
+    """Make sure that a model is on this machine, with progress, if that is where it runs. Raises what `pull` raises."""
     _, source = split_name(reference)
-    if not is_toy(source):
+    if needs_file(source, configuration.engine.backend):
+        check_reference(source, configuration.engine.backend)
         with progress_display(quiet=quiet) as display:
             await obtain(reference, store=store, progress=display.pulling(source))
 
@@ -74,9 +76,9 @@ async def open_local(
 ) -> AsyncIterator[LocalService]:
     """The model, loaded, for the length of the block; `timeout` bounds the load. Raises what pulling or loading raises."""
     store = Store()
-    await obtain_model(reference, store, quiet=quiet)
+    await obtain_model(reference, store, configuration, quiet=quiet)
     with progress_display(quiet=quiet) as display:
-        progress = display.loading(short_name(reference, store))
+        progress = display.loading(short_name(reference, store, configuration))
         progress("engine", 0.0)
         source, plan = await trio.to_thread.run_sync(_plan, reference, store, for_one_conversation(configuration))
         async with open_planned(plan) as runtime:
@@ -86,12 +88,12 @@ async def open_local(
             yield LocalService(EmbeddedRuntime(runtime), ready)
 
 
-def short_name(reference: str, store: Store) -> str:
+def short_name(reference: str, store: Store, configuration: Configuration) -> str:
     """What to call a model before it is known to be one."""
     name, source = split_name(reference)
-    return name or (source if is_toy(source) else display_name(reference, store))
+    return name or (display_name(reference, store) if needs_file(source, configuration.engine.backend) else source)
 
 
 def _plan(reference: str, store: Store, configuration: Configuration) -> tuple[ModelSource, RuntimePlan]:
-    source = find_source(reference, store)
+    source = find_source(reference, store, configuration)
     return source, make_plan(configuration, [source])

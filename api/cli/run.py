@@ -26,7 +26,7 @@ def main(arguments: argparse.Namespace) -> int:
     tolerate_any_text()
     configure_logs(arguments, normally="silent")
     wait_without_spinning()
-    configuration = read_configuration(arguments)
+    configuration = read_configuration(arguments, engine__backend=arguments.backend)
     prompt = read_prompt(arguments.prompt)
     if prompt is None:
         from tripower.api.cli import chat

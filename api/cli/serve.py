@@ -46,7 +46,11 @@ def main(arguments: argparse.Namespace) -> int:
     configure_logs(arguments, normally="info")
     wait_without_spinning()
     configuration = read_configuration(
-        arguments, models=arguments.models or None, server__host=arguments.host, server__port=arguments.port
+        arguments,
+        models=arguments.models or None,
+        server__host=arguments.host,
+        server__port=arguments.port,
+        engine__backend=arguments.backend,
     )
     with bind(configuration.server) as bound:
         return trio.run(partial(serve, configuration, bound, quiet=arguments.quiet))
@@ -72,17 +76,18 @@ async def prepare(configuration: Configuration, store: Store, *, quiet: bool) ->
     """Pull what is not here, and plan. Raises `NotFound` when there is nothing to serve."""
     references = tuple(dict.fromkeys(configuration.models))
     for reference in references:
-        await obtain_model(reference, store, quiet=quiet)
+        await obtain_model(reference, store, configuration, quiet=quiet)
 
     def plan() -> RuntimePlan:
-        sources = [find_source(reference, store) for reference in references] or stored_sources(store)
+        sources = [find_source(reference, store, configuration) for reference in references]
+        sources = sources or stored_sources(store, configuration)
         if not sources:
             raise NotFound("there is no model to serve: name one, as in `tripower serve smollm2`", code="no_models")
-        return make_plan(configuration, sources, find_model=find_stored(store))
+        return make_plan(configuration, sources, find_model=find_stored(store, configuration))
 
     with progress_display(quiet=quiet) as display:
         if references:
-            display.loading(short_name(references[0], store))("engine", 0.0)
+            display.loading(short_name(references[0], store, configuration))("engine", 0.0)
         return await trio.to_thread.run_sync(plan)
 
 

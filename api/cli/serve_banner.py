@@ -18,12 +18,11 @@ from tripower.runtime.configuration import Configuration
 def banner(configuration: Configuration, url: str, plan: RuntimePlan, ready: Mapping[str, ReadyModel]) -> str:
     """The block. `ready` has the models that are loaded; the others of the plan load when they are asked for."""
     queue = plan.limits.queue
-    backends = sorted({source.backend for source in plan.sources})
     lines = [f"tripower {VERSION} listens at {url}", ""]
     for source in plan.sources:
         lines.append(f"  model     {source.name}{model_figures(ready.get(source.name))}")
+    lines += [f"  engine    {line}" for line in engine_lines(plan)]
     lines += [
-        f"  engine    {', '.join(backends)}, {plan.limits.threads} thread{'' if plan.limits.threads == 1 else 's'}",
         f"  seats     {queue.members_max} answer at the same time, {queue.waiting_max} may wait",
         f"  keys      off{'' if is_loopback(configuration.server.host) else ': everyone who can reach this address may use it'}",
         "",
@@ -33,22 +32,32 @@ def banner(configuration: Configuration, url: str, plan: RuntimePlan, ready: Map
     return "\n".join(lines)
 
 
+def engine_lines(plan: RuntimePlan) -> list[str]:
+    """Each engine with its threads, and why it was chosen where that is not plain."""
+    threads = f"{plan.limits.threads} thread{'' if plan.limits.threads == 1 else 's'}"
+    lines: dict[str, None] = {}
+    for source in plan.sources:
+        where = source.source if source.backend == "proxy" else threads
+        lines[f"{source.backend}, {where}{f' ({source.reason})' if source.reason else ''}"] = None
+    return list(lines)
+
+
 def model_figures(ready: ReadyModel | None) -> str:
     """What is known of a model, behind its name."""
     if ready is None:
         return ", loaded when it is first asked for"
     info = ready.info
-    figures = [f"context {info.context_max}"]
+    figures = [f"context {info.context_max}"] if info.context_max else []
     if info.parameters:
         figures += [f"{info.parameters / 1e6:.0f} M parameters", f"{size(info.weight_bytes)} in memory"]
-    return ", " + ", ".join(figures)
+    return "".join(f", {figure}" for figure in figures)
 
 
 def curl_line(url: str, plan: RuntimePlan, ready: Mapping[str, ReadyModel]) -> str:
     """A request that works when it is pasted into a shell: a chat, where the first model has a template for it."""
     name = plan.sources[0].name
     first = ready.get(name)
-    if first is None or first.text.has_chat_template:
+    if first is None or first.has_chat_template:
         path, body = (
             "chat/completions",
             {

@@ -58,7 +58,7 @@ class Health:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         health = self._service.runtime.health()
-        body = encode({"status": health.status, "reasons": health.reasons})
+        body = encode({"status": health.status, "reasons": health.reasons, "engines": health.engines})
         await scope[EXCHANGE].answer(503 if health.status == "failing" else 200, body)
 
 

@@ -48,7 +48,12 @@ def _take(original: Path, workspace: Workspace) -> tuple[str, tuple[Fetched, ...
 def _open_regular(path: Path) -> BinaryIO:
     with mapped_os_errors(path):
         try:
-            if not stat.S_ISREG(path.stat().st_mode):
+            mode = path.stat().st_mode
+            if stat.S_ISDIR(mode):
+                raise ModelRefused(
+                    f"{path} is a folder, which is used where it lies: `tripower run {path}` needs no pull", code="not_a_file"
+                )
+            if not stat.S_ISREG(mode):
                 raise ModelRefused(f"{path} is not a regular file", code="not_a_file")
             return path.open("rb")
         except FileNotFoundError as error:

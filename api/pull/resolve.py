@@ -23,7 +23,7 @@ from tripower.runtime.store import Store
 def resolve(reference: str, store: Store) -> Path:
     """The file that `reference` stands for, without fetching anything. Blocks for a few small reads.
 
-    1. A path to a file is used where it lies, without the store.
+    1. A path to a file, or to the folder of a checkpoint, is used where it lies, without the store.
     2. A name of the store is that model.
     3. A source, or a built-in name, is the stored model that was pulled from it.
 
@@ -85,7 +85,7 @@ def can_pull(reference: str) -> bool:
 
 
 def _existing(path: Path) -> Path:
-    if not path.is_file():
+    if not path.is_file() and not path.is_dir():
         raise NotFound(f"there is no file {path}", code="file_not_found")
     return path
 

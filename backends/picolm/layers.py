@@ -1,14 +1,12 @@
-"""The pieces that architectures are made of, in plain torch and float32: this is the reference that faster paths are checked against."""
+"""The pieces that the reference model is made of, in plain torch and float32: what faster paths are checked against."""
 
 from __future__ import annotations
 
 import torch
 from torch.nn import functional
 
-from tripower.backends.picolm.hyperparameters import RopeShape
-from tripower.runtime.kernel.errors import ModelRefused
+from tripower.backends.picolm.decoder import EXPERT_WEIGHT_SUM_MIN, RopeShape
 
-ROPE_FACTORS = "rope_freqs.weight"
 NARROW_ROWS = 8
 
 
@@ -32,25 +30,25 @@ def rms_norm(states: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torc
     return functional.rms_norm(states, weight.shape, weight, epsilon)
 
 
-class Rope:
-    """Rotary position embedding (Su et al., "RoFormer", 2021): pairs of elements are turned by an angle that grows with position.
+def softcap(states: torch.Tensor, cap: float) -> torch.Tensor:
+    """`cap * tanh(states / cap)`, or `states` themselves if `cap` is 0."""
+    return torch.tanh(states / cap) * cap if cap else states
 
-    `factors`, float32 [dimensions / 2], divide the frequencies, as the file's `rope_freqs.weight` says (Llama 3 stretches the slow
-    ones); `ModelRefused` if one is not above zero. Angles are computed in float64, since a float32 product is off by a thousandth of a turn at position 10,000.
+
+class Rope:
+    """One RoPE of a decoder. See `RopeShape` for its frequencies; `factors` are those of `rope_freqs.weight`, float32 [pairs].
+
+    Raises `ModelRefused` if one of these is not above zero.
     """
 
     def __init__(self, shape: RopeShape, factors: torch.Tensor | None = None) -> None:
-        exponents = torch.arange(0, shape.dimensions, 2, dtype=torch.float64) / shape.dimensions
-        self._frequencies = shape.scale * shape.base**-exponents
-        if factors is not None:
-            if not (torch.isfinite(factors) & (factors > 0)).all():
-                raise ModelRefused("a factor of RoPE frequencies is not above zero", code="bad_value", param=ROPE_FACTORS)
-            self._frequencies /= factors
+        self._frequencies = torch.from_numpy(shape.frequencies(None if factors is None else factors.numpy()))
+        self._amplitude = torch.tensor(shape.amplitude, dtype=torch.float64)
 
     def turns(self, positions: torch.Tensor) -> torch.Tensor:
-        """Turns for int64 [rows] positions: unit complex numbers, complex64 [rows, 1, dimensions / 2]."""
+        """Turns for int64 [rows] positions: complex numbers of length `amplitude`, complex64 [rows, 1, pairs]."""
         angles = positions[:, None, None] * self._frequencies
-        return torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
+        return torch.polar(self._amplitude.expand_as(angles), angles).to(torch.complex64)
 
 
 def turn_adjacent(states: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
@@ -67,3 +65,14 @@ def turn_halves(states: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
     first, second, rest = states[..., :half], states[..., half : 2 * half], states[..., 2 * half :]
     cosine, sine = turns.real, turns.imag
     return torch.cat((first * cosine - second * sine, first * sine + second * cosine, rest), dim=-1)
+
+
+def choose_experts(scores: torch.Tensor, used: int, *, normalised: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `used` experts that a router scores highest, of float32 [rows, experts]: their weights and their numbers, [rows, used].
+
+    Weights are the softmax over all experts; if `normalised`, divided by the sum of the chosen ones.
+    """
+    weights, chosen = torch.softmax(scores, dim=-1).topk(used, dim=-1)
+    if normalised:
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=EXPERT_WEIGHT_SUM_MIN)
+    return weights, chosen

@@ -7,7 +7,8 @@ is the last, partly filled page, since positions are only appended.
 Two things could go wrong with pages that are used again. Left-over values: attention masks positions that do not exist, but a mask
 does not stop a NaN, so a failed step must not leave one where a later step reads around it. Therefore the table remembers how far
 each page was ever written, and `reserve` orders what lies beyond the sequence's length to be cleared. And a step that fails half
-way: `reserve` only adds pages, lengths move in `commit`, and `trim` to the unchanged length gives the added pages back.
+way: `reserve` only adds pages, lengths move in `commit`, and `trim` to the unchanged length gives the added pages back. Steps that run
+ahead reserve what they may need at most; `commit` gives back what they did not reach, as clean as it was.
 
 The lowest free page is always taken first: the memory that was ever touched stays small.
 """
@@ -46,6 +47,8 @@ class PageTable:
         self._written = [0] * pages_max
         self._pages: dict[int, list[int]] = {}
         self._lengths: dict[int, int] = {}
+        self._written_before: dict[int, dict[int, int]] = {}
+        """For each sequence with a reservation, what its pages' marks were."""
 
     @property
     def pages_free(self) -> int:
@@ -73,6 +76,7 @@ class PageTable:
         """Give all pages of the sequence back; an unknown id is ignored."""
         self._release(self._pages.pop(sequence, ()))
         self._lengths.pop(sequence, None)
+        self._written_before.pop(sequence, None)
 
     def trim(self, sequence: int, length: int) -> None:
         """Forget positions from `length` on, and pages that were reserved beyond it."""
@@ -82,6 +86,7 @@ class PageTable:
         self._release(pages[keep:])
         del pages[keep:]
         self._lengths[sequence] = length
+        self._written_before.pop(sequence, None)
 
     def fork(self, source: int, sequence: int, length: int) -> None:
         """Open `sequence` as the first `length` positions of `source`; no position is copied now."""
@@ -116,14 +121,25 @@ class PageTable:
         for _ in range(len(pages), end):
             pages.append(self._take())
             changes.append(PageChange(pages[-1], NO_PAGE, 0, self._written[pages[-1]]))
+        before = self._written_before[sequence] = {}
         for index in range(first, end):
+            before[pages[index]] = self._written[pages[index]]
             self._written[pages[index]] = min(length + rows - index * self.page_positions, self.page_positions)
         return [change for change in changes if change.source != NO_PAGE or change.dirty > change.keep]
 
     def commit(self, sequence: int, rows: int) -> None:
-        """The reserved positions hold values now."""
-        self._lengths[sequence] += rows
-        assert self._pages_for(self._lengths[sequence]) == len(self._pages[sequence])
+        """The first `rows` of the reserved positions hold values now, and nothing was written behind them."""
+        length = self._lengths[sequence] = self._lengths[sequence] + rows
+        pages, keep = self._pages[sequence], self._pages_for(length)
+        assert keep <= len(pages)
+        before = self._written_before.pop(sequence, {})
+        for page in pages[keep:]:
+            self._written[page] = before[page]
+        if keep and pages[keep - 1] in before:
+            last = pages[keep - 1]
+            self._written[last] = max(before[last], length - (keep - 1) * self.page_positions)
+        self._release(pages[keep:])
+        del pages[keep:]
 
     def _take(self) -> int:
         page = heapq.heappop(self._free)

@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from tripower.backends.gguf.dequantise import check_dequantisable, dequantise
-from tripower.backends.gguf.reader import GgufFile
+from tripower.backends.model_file import ModelFile
 from tripower.runtime.kernel.errors import ModelRefused
 
 Weights = dict[str, torch.Tensor]
@@ -37,7 +37,7 @@ class Wanted(msgspec.Struct, frozen=True):
         return self.into or self.name
 
 
-def check_weights(file: GgufFile, wanted: Sequence[Wanted]) -> None:
+def check_weights(file: ModelFile, wanted: Sequence[Wanted]) -> None:
     """Compare the file with the list; allocates nothing. Raises `ModelRefused` naming the tensor."""
     for item in wanted:
         if item.optional and item.name not in file.tensors:
@@ -56,7 +56,9 @@ def check_weights(file: GgufFile, wanted: Sequence[Wanted]) -> None:
         )
 
 
-def read_weights(file: GgufFile, wanted: Sequence[Wanted], progress: Callable[[float], None]) -> Generator[None, None, Weights]:
+def read_weights(
+    file: ModelFile, wanted: Sequence[Wanted], progress: Callable[[float], None]
+) -> Generator[None, None, Weights]:
     """Read a checked list; yields after each tensor, returns the weights, float32, by name. Blocks for each tensor."""
     rows_of = {item.weight: 0 for item in wanted}
     start_of: dict[str, int] = {}
@@ -73,6 +75,13 @@ def read_weights(file: GgufFile, wanted: Sequence[Wanted], progress: Callable[[f
         progress(done / total)
         yield
     return weights
+
+
+def source_changed(file: ModelFile) -> ModelRefused:
+    """What to raise when a file turns out to be another one than it was."""
+    return ModelRefused(
+        f"{file.path} was replaced while it was loaded: load it again", code="source_changed", param=str(file.path)
+    )
 
 
 def _place(weights: Weights, item: Wanted, values: torch.Tensor, start: int, rows: int) -> None:

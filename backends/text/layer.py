@@ -1,13 +1,19 @@
-"""The text layer of a GGUF model: its tokenizer, its chat template, its end tokens and what it recommends for sampling."""
+"""The text layer of a model: its tokenizer, its chat template, its end tokens and what it recommends for sampling.
+
+`TemplatedTextLayer` is all of it for any tokenizer; `GgufTextLayer` fills it from a GGUF file, `tokenizer_json.layer` from a
+checkpoint.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 from tripower.backends.gguf.cursor import STRING_BYTES_MAX
 from tripower.backends.gguf.metadata import Metadata, get_float, get_int, get_string
-from tripower.backends.gguf.reader import GgufFile
+from tripower.backends.model_file import ModelFile
 from tripower.backends.text.literal_text import LiteralText
+from tripower.backends.text.special_tokens import SpecialTokens
 from tripower.backends.text.template import ChatTemplate
 from tripower.backends.text.tokenizer import GgufTokenizer
 from tripower.runtime.engine.contract import ChatMessage
@@ -20,27 +26,54 @@ PENALTY_MAX = 100.0
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 
 
-class GgufTextLayer:
-    """Implements `runtime.engine.contract.TextLayer`. Holds no reference to the file. Safe to use from any thread.
+class LayerTokenizer(Protocol):
+    """What a text layer needs of a tokenizer. Synchronous, safe to use from any thread."""
 
-    `chat_template` replaces the file's own. Building takes a second or two for a large SentencePiece vocabulary and raises
-    `ModelRefused`, naming the key; a broken chat template does not refuse the model, it fails each chat.
-    """
-
-    def __init__(self, file: GgufFile, *, chat_template: str | None = None) -> None:
-        metadata = file.metadata
-        self.recommended = recommended_sampling(metadata)
-        self.tokenizer = GgufTokenizer(metadata)
-        self.end_tokens = self.tokenizer.vocabulary.end_tokens
-        source = chat_template if chat_template is not None else get_string(metadata, TEMPLATE_KEY, "", STRING_BYTES_MAX)
-        self._template = ChatTemplate(source) if source else None
-        self.has_chat_template = self._template is not None
-        self.piece_characters_max = max(len(text) for text in self.tokenizer.vocabulary.tokens)
-        self._special_texts = _special_texts(self.tokenizer)
+    @property
+    def control_texts(self) -> SpecialTokens:
+        """The tokens that only a template may write."""
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Token ids, linear in the length of the text; see `GgufTokenizer.tokenize`."""
-        return self.tokenizer.tokenize(text, add_special=add_special, parse_special=parse_special)
+        """See `TextLayer.tokenize`. Raises `InvalidRequest` for half of a surrogate pair."""
+
+    def tokenize_parts(self, parts: Iterable[str | int]) -> list[int]:
+        """Ids of plain stretches, in which no control token is recognised, and of tokens between them."""
+
+    def add_begin(self, ids: list[int]) -> list[int]:
+        """Put the begin token in front where the vocabulary asks for it, unless it is there."""
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token stands for; empty for control tokens and ids outside the vocabulary."""
+
+
+class TemplatedTextLayer:
+    """Implements `runtime.engine.contract.TextLayer` with a tokenizer and a chat template. Safe to use from any thread.
+
+    An empty `template` is none; a broken one does not refuse the model, it fails each chat. `special_texts` are what templates
+    know as `bos_token` and the like.
+    """
+
+    def __init__(
+        self,
+        tokenizer: LayerTokenizer,
+        *,
+        template: str,
+        end_tokens: frozenset[int],
+        recommended: SamplingParameters,
+        special_texts: Mapping[str, str],
+        piece_characters_max: int,
+    ) -> None:
+        self.end_tokens = end_tokens
+        self.recommended = recommended
+        self.piece_characters_max = piece_characters_max
+        self._tokenizer = tokenizer
+        self._template = ChatTemplate(template) if template else None
+        self.has_chat_template = self._template is not None
+        self._special_texts = special_texts
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Token ids, linear in the length of the text; see the tokenizer's own."""
+        return self._tokenizer.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     def render_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
         """Token ids of a conversation that waits for the assistant, with the begin token exactly once.
@@ -54,16 +87,39 @@ class GgufTextLayer:
                 code="chat_template_missing",
                 param="messages",
             )
-        literal = LiteralText(messages, self.tokenizer.control_texts)
+        literal = LiteralText(messages, self._tokenizer.control_texts)
         marked = [_as_variables(message, literal) for message in messages]
         text = self._template.render(marked, special_texts=self._special_texts)
-        parts = self.tokenizer.control_texts.split(text)
-        ids = self.tokenizer.tokenize_parts(part if isinstance(part, int) else literal.restore(part) for part in parts)
-        return self.tokenizer.add_begin(ids)
+        parts = self._tokenizer.control_texts.split(text)
+        ids = self._tokenizer.tokenize_parts(part if isinstance(part, int) else literal.restore(part) for part in parts)
+        return self._tokenizer.add_begin(ids)
 
     def piece(self, token: int) -> bytes:
         """The bytes that a token stands for; empty for control tokens."""
-        return self.tokenizer.piece(token)
+        return self._tokenizer.piece(token)
+
+
+class GgufTextLayer(TemplatedTextLayer):
+    """The text layer of a GGUF model. Holds no reference to the file.
+
+    `chat_template` replaces the file's own. Building takes a second or two for a large SentencePiece vocabulary and raises
+    `ModelRefused`, naming the key.
+    """
+
+    def __init__(self, file: ModelFile, *, chat_template: str | None = None) -> None:
+        metadata = file.metadata
+        recommended = recommended_sampling(metadata)
+        self.tokenizer = GgufTokenizer(metadata)
+        vocabulary = self.tokenizer.vocabulary
+        own = get_string(metadata, TEMPLATE_KEY, "", STRING_BYTES_MAX) if chat_template is None else chat_template
+        super().__init__(
+            self.tokenizer,
+            template=own,
+            end_tokens=vocabulary.end_tokens,
+            recommended=recommended,
+            special_texts=_special_texts(self.tokenizer),
+            piece_characters_max=max(len(text) for text in vocabulary.tokens),
+        )
 
 
 def recommended_sampling(metadata: Metadata) -> SamplingParameters:

@@ -8,7 +8,8 @@ from plain text (see `special_tokens` and `bpe`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from collections.abc import Set as AbstractSet
 from enum import IntEnum
 
 import numpy as np
@@ -105,17 +106,25 @@ class Vocabulary:
             self._kinds[token] = TokenKind.CONTROL
         given = (self._special_id(metadata, name, {}) for name in ("eot_token_id", "eom_token_id"))
         ends.update(token for token in (self.eos, *given) if token is not None)
-        return frozenset(ends - self._not_ends(ends))
+        return frozenset(ends - {self.ids[text] for text in _not_ends({self.tokens[token] for token in ends})})
 
-    def _not_ends(self, ends: set[int]) -> set[int]:
-        """Two families use an end-looking text inside an answer."""
-        texts = {self.tokens[token] for token in ends}
-        wrong = set()
-        if {"<|return|>", "<|call|>"} <= texts or ("<|flush|>" in texts and texts & {"<|call|>", "<|calls|>"}):
-            wrong.add("<|end|>")
-        if "<|tool_response>" in texts:
-            wrong.add("</s>")
-        return {self.ids[text] for text in wrong & texts}
+
+def well_known_ends(texts: Collection[str]) -> set[str]:
+    """Those of the texts that end a generation by what they are, in a vocabulary that has them all as special tokens."""
+    ends = set(texts) & END_TEXTS
+    for candidates in FILL_END_TEXTS.values():
+        ends |= set([text for text in candidates if text in texts][:1])
+    return ends - _not_ends(ends)
+
+
+def _not_ends(ends: AbstractSet[str]) -> set[str]:
+    """Two families use an end-looking text inside an answer."""
+    wrong = set()
+    if {"<|return|>", "<|call|>"} <= ends or ("<|flush|>" in ends and ends & {"<|call|>", "<|calls|>"}):
+        wrong.add("<|end|>")
+    if "<|tool_response>" in ends:
+        wrong.add("</s>")
+    return wrong & set(ends)
 
 
 def _texts(metadata: Metadata) -> tuple[str, ...]:

@@ -4,19 +4,23 @@ from tripower.runtime.configuration.durations import parse_duration
 from tripower.runtime.configuration.load import InvalidSettings, Violation, check_configuration, load_configuration
 from tripower.runtime.configuration.schema import SETTINGS, Setting
 from tripower.runtime.configuration.settings import (
+    BACKENDS,
     Configuration,
     Described,
     EngineSettings,
+    ProxySettings,
     SchedulerSettings,
     ServerSettings,
 )
 
 __all__ = [
+    "BACKENDS",
     "SETTINGS",
     "Configuration",
     "Described",
     "EngineSettings",
     "InvalidSettings",
+    "ProxySettings",
     "SchedulerSettings",
     "ServerSettings",
     "Setting",

@@ -22,8 +22,10 @@ from tripower.runtime.store.home import home_directory
 
 FILE_BYTES_MAX = 1 << 20
 PREFIX = "TRIPOWER_"
-NOT_SETTINGS = frozenset(PREFIX + name for name in ("HOME", "CONFIG", "LOG", "HUB_TOKEN", "URL", "API_KEY"))
+NOT_SETTINGS = frozenset(PREFIX + name for name in ("HOME", "CONFIG", "LOG", "HUB_TOKEN", "URL", "API_KEY", "KERNEL_CACHE"))
 TEST_PREFIX = "TRIPOWER_TEST_"
+KEY_PREFIX = "TRIPOWER_UPSTREAM_KEY"
+"""Keys of remote servers: `TRIPOWER_UPSTREAM_KEY`, and `TRIPOWER_UPSTREAM_KEY_<NAME>` for a single model."""
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -126,7 +128,7 @@ def _from_environment(environment: Mapping[str, str], violations: list[Violation
     variables = {setting.variable: path for path, setting in SETTINGS.items()}
     given = {}
     for name in sorted(environment):
-        if not name.startswith(PREFIX) or name.startswith(TEST_PREFIX) or name in NOT_SETTINGS:
+        if not name.startswith(PREFIX) or name.startswith((TEST_PREFIX, KEY_PREFIX)) or name in NOT_SETTINGS:
             continue
         if name in variables:
             given[variables[name]] = Given(environment[name], f"environment {name}", text=True)

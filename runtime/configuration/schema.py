@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from tripower.runtime.configuration.durations import parse_duration
-from tripower.runtime.configuration.settings import Configuration, values
+from tripower.runtime.configuration.settings import BACKENDS, KERNELS, KV_TYPES, PROXY_EXTENSIONS, Configuration, values
 
 Kind = Literal["boolean", "integer", "seconds", "text", "list"]
 TEXT_BYTES_MAX = 4096
@@ -63,6 +63,10 @@ TEXT_RULES: Mapping[str, tuple[Callable[[str], bool], str]] = {
     "server.host": (is_host, "an IP literal or a host name"),
     "server.allowed_hosts": (is_host, "host names or IP literals"),
     "models": (is_model, "model names, sources or NAME=SOURCE"),
+    "engine.backend": (BACKENDS.__contains__, f"one of {', '.join(BACKENDS)}"),
+    "engine.kernels": (KERNELS.__contains__, f"one of {', '.join(KERNELS)}"),
+    "engine.kv_type": (KV_TYPES.__contains__, f"one of {', '.join(KV_TYPES)}"),
+    "proxy.extensions": (PROXY_EXTENSIONS.__contains__, f"of {', '.join(PROXY_EXTENSIONS)}"),
 }
 
 

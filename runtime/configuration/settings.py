@@ -14,6 +14,14 @@ import msgspec
 from msgspec import Meta
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+BACKENDS = ("auto", "picolm", "llamacpp", "mistralrs", "proxy", "toy")
+"""What `engine.backend` may be."""
+KERNELS = ("auto", "native", "torch")
+"""What `engine.kernels` may be."""
+KV_TYPES = ("f32", "f16")
+"""What `engine.kv_type` may be."""
+PROXY_EXTENSIONS = ("top_k", "min_p", "repeat_penalty", "repetition_penalty", "repeat_last_n", "ignore_eos")
+"""What `proxy.extensions` may hold, by the names that the field may have upstream."""
 LIMIT_MAX = 65_536
 """No queue or batch is longer than this, whatever is asked for (SCH-A19)."""
 
@@ -52,12 +60,18 @@ class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         int, Meta(ge=1, le=4096, description="steps an engine runs ahead if nobody joins, leaves or must be answered")
     ] = 256
     prefill_rows: Annotated[int, Meta(ge=0, le=LIMIT_MAX, description="prompt tokens in one step; 0 = by the cores")] = 0
+    mixed_rows: Annotated[
+        int, Meta(ge=0, le=LIMIT_MAX, description="prompt tokens in one step while others stream; 0 = by the cores")
+    ] = 0
     deadline_max_s: Annotated[float, Meta(ge=1, le=86_400, description="longest deadline a client may ask for")] = 3600.0
 
 
 class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What an engine may use."""
+    """What runs models, and what it may use."""
 
+    backend: Annotated[
+        str, Meta(description="the engine to run models with; auto chooses for each by its file, and says why")
+    ] = "auto"
     threads: Annotated[int, Meta(ge=0, le=1024, description="threads of one step; 0 = the cores this process may use")] = 0
     context: Annotated[
         int, Meta(ge=0, le=1 << 24, description="tokens of one sequence; 0 = the model's own, if memory allows")
@@ -65,6 +79,30 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     state_bytes: Annotated[
         int, Meta(ge=0, le=1 << 46, description="memory for the state of all sequences; 0 = by free memory")
     ] = 0
+    kernels: Annotated[
+        str, Meta(description="how picolm computes: generated code where it can be (auto), always (native), or never (torch)")
+    ] = "auto"
+    kv_type: Annotated[
+        str, Meta(description="elements of picolm's states: f32 as computed, or f16, which halves their memory and rounds them")
+    ] = "f32"
+    gpu_layers: Annotated[
+        int,
+        Meta(ge=-1, le=4096, description="layers that an accelerator shall take; 0 = none, -1 = all; refused where it cannot"),
+    ] = 0
+
+
+class ProxySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Remote servers as engines."""
+
+    allow_plain: Annotated[
+        bool, Meta(description="let requests go over plain http to other machines, where everybody on the way can read them")
+    ] = False
+    extensions: Annotated[
+        tuple[str, ...],
+        Meta(
+            max_length=16, description="request fields beyond OpenAI's own that the servers understand; others are refused here"
+        ),
+    ] = ()
 
 
 class Described(NamedTuple):
@@ -82,6 +120,7 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     server: ServerSettings = ServerSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     engine: EngineSettings = EngineSettings()
+    proxy: ProxySettings = ProxySettings()
     models: Annotated[
         tuple[str, ...], Meta(max_length=256, description="models to serve: a name, a source, or NAME=SOURCE")
     ] = ()

@@ -2,6 +2,7 @@
 
 from tripower.runtime.engine.contract import (
     Backend,
+    Certificate,
     ChatMessage,
     EngineInfo,
     LoadedModel,
@@ -11,17 +12,37 @@ from tripower.runtime.engine.contract import (
     StepRow,
     TextLayer,
 )
-from tripower.runtime.engine.sampling_parameters import SamplingParameters
+from tripower.runtime.engine.delegate import (
+    DelegateAbilities,
+    DelegateBackend,
+    DelegateEnd,
+    DelegateEngine,
+    DelegateEvent,
+    DelegatePiece,
+    DelegateRequest,
+    LoadedDelegate,
+)
+from tripower.runtime.engine.sampling_parameters import SamplingChoices, SamplingParameters
 from tripower.runtime.engine.step_loop import run_steps
 from tripower.runtime.engine.step_table import StepTable
 
 __all__ = [
     "Backend",
+    "Certificate",
     "ChatMessage",
+    "DelegateAbilities",
+    "DelegateBackend",
+    "DelegateEnd",
+    "DelegateEngine",
+    "DelegateEvent",
+    "DelegatePiece",
+    "DelegateRequest",
     "EngineInfo",
     "LoadSpecification",
+    "LoadedDelegate",
     "LoadedModel",
     "Progress",
+    "SamplingChoices",
     "SamplingParameters",
     "StepEngine",
     "StepRow",

@@ -15,6 +15,17 @@ from tripower.runtime.engine.sampling_parameters import SamplingParameters
 from tripower.runtime.engine.step_table import StepTable
 
 
+class Certificate(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured at load of an engine's claim that a row's logits do not depend on the rest of its step."""
+
+    row_counts: int
+    """Every number of rows from one up to this was tried."""
+    positions: int
+    """Positions whose logits were compared, bit by bit."""
+    mismatches: int
+    """Rows that had other bits than alone; 0, or the engine is not called exact."""
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine says of itself and of the model it holds."""
 
@@ -31,6 +42,10 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 1
     determinism: str = "numeric"
     """`exact`: a row's bits do not depend on its neighbours. `numeric`: near-ties may flip with the batch."""
+    certificate: Certificate | None = None
+    """Where `determinism` was measured."""
+    kernels: str = ""
+    """What computes, for people: the code's target, or the library and why it is used."""
 
 
 class StepRow(msgspec.Struct, frozen=True):

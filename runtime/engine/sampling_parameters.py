@@ -29,3 +29,19 @@ class SamplingParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     seed: int = 0
     """Below 2**64. Whoever builds the request draws one when the caller gave none: it is never a constant by accident."""
     choice: int = 0
+
+
+class SamplingChoices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a caller asked for; None takes the model's recommendation, else OpenAI's default. See `SamplingParameters`."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int | None = None
+    """None draws one from the operating system; `Generation.seed` tells which."""

@@ -11,15 +11,18 @@ if TYPE_CHECKING:
     from tripower.runtime.engine.contract import StepEngine
 
 
-def plan_rows(pending: list[int], rows_max: int) -> list[int]:
+def plan_rows(pending: list[int], rows_max: int, mixed_rows: int | None = None) -> list[int]:
     """How many rows each slot evaluates in the next step, given how many tokens it has pending (0: finished).
 
     One row for everybody first, so that a prompt never stalls a stream; what is left of the budget goes to prompts in slot order.
+    While somebody has a single token pending, prompts get no more than `mixed_rows` besides their first ones.
     """
     rows = [1 if count else 0 for count in pending]
-    left = rows_max - sum(rows)
+    left = max(rows_max - sum(rows), 0)
+    if mixed_rows is not None and 1 in pending:
+        left = min(left, mixed_rows)
     for slot, count in enumerate(pending):
-        more = min(max(left, 0), count - rows[slot])
+        more = min(left, count - rows[slot])
         rows[slot] += more
         left -= more
     return rows
@@ -30,7 +33,7 @@ def run_steps(engine: StepEngine, table: StepTable) -> Iterator[None]:
     from tripower.runtime.engine.contract import StepRow
 
     while table.steps_done < table.steps_max and not table.stop:
-        counts = plan_rows([len(pending) for pending in table.pending], table.rows_max)
+        counts = plan_rows([len(pending) for pending in table.pending], table.rows_max, table.mixed_rows)
         taking = [slot for slot, count in enumerate(counts) if count]
         if not taking:
             return

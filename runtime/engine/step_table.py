@@ -13,8 +13,10 @@ import numpy as np
 
 from tripower.runtime.engine.sampling_parameters import SamplingParameters
 
-STOP, STEPS_DONE, STEPS_MAX, SLOTS, SIGNAL_FD = range(5)
+STOP, STEPS_DONE, STEPS_MAX, SLOTS, SIGNAL_FD, TURN = range(6)
 NOT_DRAWN = -1
+INVALID_LOGITS = -2
+"""In place of a token: the row's logits were not finite. It ends that sequence and no other."""
 
 
 class StepTable:
@@ -26,10 +28,13 @@ class StepTable:
     `ignore_ends`, `prompt_length`.
     """
 
-    def __init__(self, *, slots_max: int, steps_max: int, rows_max: int) -> None:
+    def __init__(self, *, slots_max: int, steps_max: int, rows_max: int, mixed_rows: int = 0) -> None:
         self.slots_max = slots_max
         self.rows_max = rows_max
-        """Rows a step may evaluate: bounds how long a prompt chunk stalls the others."""
+        """Rows a step may evaluate."""
+        self.mixed_rows = mixed_rows or rows_max
+        """Prompt rows a step may evaluate while somebody decodes, besides one for each sequence: bounds how long a prompt stalls the
+        others."""
         self.control = np.zeros(8, np.int64)
         self.sequence, self.position, self.output_index, self.remaining, self.last = (
             np.zeros(slots_max, np.int64) for _ in range(5)
@@ -58,9 +63,22 @@ class StepTable:
     def stop(self) -> bool:
         return bool(self.control[STOP])
 
+    @property
+    def turn(self) -> bool:
+        """Whether a native loop was asked to come back."""
+        return bool(self.control[TURN])
+
     def request_stop(self) -> None:
         """Ask the lane to end at the next boundary. Synchronous, from any thread."""
         self.control[STOP] = 1
+
+    def request_turn(self) -> None:
+        """Ask a native loop to come back at the next boundary, so that another job of the lane gets its turn. From any thread."""
+        self.control[TURN] = 1
+
+    def take_turn(self) -> None:
+        """A native loop has come back, and may go on when it is called again. On the lane."""
+        self.control[TURN] = 0
 
     def set_signal_fd(self, descriptor: int) -> None:
         """Where a native loop writes after each step; -1 for nowhere."""

@@ -23,6 +23,7 @@ MEMBERS_MAX = 64
 WAITING_PER_MEMBER = 4
 PREFILL_ROWS_PER_CORE = 128
 PREFILL_ROWS_MAX = 1024
+MIXED_ROWS_PER_CORE = 8
 STATE_SHARE = 0.5
 STATE_BYTES_MIN = 16 * MIB
 CONTEXT_COMFORTABLE = 2048
@@ -53,6 +54,7 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
     batch_members: Choice[int]
     waiting: Choice[int]
     prefill_rows: Choice[int]
+    mixed_rows: Choice[int]
     state_bytes: Choice[int]
     drain_timeout_s: Choice[float]
     context: Choice[int] | None = None
@@ -74,6 +76,7 @@ def choose_defaults(host: HostLimits, configuration: Configuration, model: Model
         batch_members=members,
         waiting=_waiting(configuration, members.value),
         prefill_rows=_prefill_rows(host, configuration),
+        mixed_rows=_mixed_rows(host, configuration),
         state_bytes=state,
         drain_timeout_s=_given(configuration, "server.drain_timeout_s", configuration.server.drain_timeout_s)
         or Choice(configuration.server.drain_timeout_s, "running answers may finish; a second signal stops at once"),
@@ -116,7 +119,14 @@ def _waiting(configuration: Configuration, members: int) -> Choice[int]:
 def _prefill_rows(host: HostLimits, configuration: Configuration) -> Choice[int]:
     return _explicit(configuration, "scheduler.prefill_rows", configuration.scheduler.prefill_rows, 0) or Choice(
         min(PREFILL_ROWS_PER_CORE * host.cores, PREFILL_ROWS_MAX),
-        f"{PREFILL_ROWS_PER_CORE} for each core: a longer piece of a prompt would hold up everyone else's next token",
+        f"{PREFILL_ROWS_PER_CORE} for each core: whoever joins waits for the end of such a piece",
+    )
+
+
+def _mixed_rows(host: HostLimits, configuration: Configuration) -> Choice[int]:
+    return _explicit(configuration, "scheduler.mixed_rows", configuration.scheduler.mixed_rows, 0) or Choice(
+        MIXED_ROWS_PER_CORE * host.cores,
+        f"{MIXED_ROWS_PER_CORE} for each core: a prompt that arrives keeps running streams within three times their pace",
     )
 
 

@@ -1,6 +1,7 @@
 """The actor kernel: messages, inboxes, supervision, deadlines, lanes, introspection. It has never heard of models."""
 
 from tripower.runtime.kernel.actor import LATER, Actor, Ref
+from tripower.runtime.kernel.blocking import BlockingStream, run_blocking
 from tripower.runtime.kernel.cell import ActorFailed
 from tripower.runtime.kernel.deadlines import NEVER, deadline_after, remaining_seconds, within
 from tripower.runtime.kernel.envelope import Envelope
@@ -34,6 +35,7 @@ __all__ = [
     "ActorStatistics",
     "ActorSystem",
     "Ask",
+    "BlockingStream",
     "DeadlineExceeded",
     "DeviceFailed",
     "Envelope",
@@ -61,5 +63,6 @@ __all__ = [
     "open_actor_system",
     "open_port",
     "remaining_seconds",
+    "run_blocking",
     "within",
 ]

@@ -2,8 +2,8 @@
 
 A *job* is a generator. Each `yield` is a boundary: the lane looks there whether the job should stop, and lets the next job have a
 turn, so that two models on one device interleave and a load does not stall a stream. A native loop that runs ahead is a job with
-few boundaries; it reads its own stop flag and calls `port.signal` through an eventfd, so that neither Python nor the GIL is needed
-between its steps.
+few boundaries; it reads its own flags and calls `port.signal` through an eventfd, so that neither Python nor the GIL is needed
+between its steps. While another job waits it is asked to come back after every step.
 
 A job is never abandoned: `stop` sets a flag and the generator is closed at the next boundary, on the lane's thread, where its native
 handles live. Exceptions travel as values.
@@ -44,6 +44,8 @@ class LaneJob:
     on_progress: Callable[[], None] = lambda: None
     request_stop: Callable[[], None] = lambda: None
     """Tells a native loop to end; called in the loop, any number of times."""
+    request_turn: Callable[[], None] = lambda: None
+    """Tells a native loop to come to its next boundary, since another job waits; called from any thread, any number of times."""
     stopping: bool = False
     boundaries: int = 0
     result: Any = None
@@ -140,6 +142,7 @@ class Lane:
         self.device = device
         self.ports = 0
         self._queue: SimpleQueue[tuple[LaneJob, ThreadPort] | None] = SimpleQueue()
+        self._current: LaneJob | None = None
         self._thread = threading.Thread(target=self._run, name=f"tripower-lane-{device}")
         self._thread.start()
 
@@ -163,6 +166,9 @@ class Lane:
 
     def submit(self, job: LaneJob, port: ThreadPort) -> None:
         self._queue.put((job, port))
+        current = self._current
+        if current is not None:
+            current.request_turn()
 
     def _run(self) -> None:
         active: deque[tuple[LaneJob, ThreadPort, Work]] = deque()
@@ -179,7 +185,12 @@ class Lane:
                     active.append((*item, item[0].begin()))
             if active:
                 job, port, generator = active.popleft()
-                if job.advance(generator):
+                self._current = job
+                if active or not self._queue.empty():
+                    job.request_turn()
+                ended = job.advance(generator)
+                self._current = None
+                if ended:
                     port.finished(job)
                 else:
                     port.signal()

@@ -23,7 +23,8 @@ from tripower.actors.dialogue import (
     SamplingChoices,
     TokenChunk,
 )
-from tripower.actors.generation import INLINE_CHARACTERS, Generation, choose_max_tokens, choose_sampling
+from tripower.actors.generation import Generation
+from tripower.actors.preparation import INLINE_CHARACTERS, choose_max_tokens, choose_sampling
 from tripower.actors.runtime import Runtime, open_actors, toy_plan
 from tripower.backends.toy.text import ToyText
 from tripower.runtime.engine import ChatMessage, SamplingParameters

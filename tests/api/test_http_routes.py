@@ -9,8 +9,10 @@ import pytest
 
 from tests.api.fake_runtime import HELLO, Script, finished, tokens
 from tests.api.serving import ASK, CHAT, COMPLETIONS, request_bytes, serving
+from tripower.actors.model_registry import EngineReport
 from tripower.actors.runtime import Health
 from tripower.api.http.middleware import host_name, is_loopback
+from tripower.runtime.engine import Certificate
 
 STREAM = ASK | {"stream": True}
 
@@ -66,8 +68,18 @@ async def test_health_is_about_faults_and_readiness_about_work(status: str, heal
         server.runtime.health_now = Health(status, ("because",))
         health, readiness = await server.ask("/health"), await server.ask("/ready")
     assert (health.status, readiness.status) == (healthy, ready)
-    assert health.json == {"status": status, "reasons": ["because"]}
+    assert health.json == {"status": status, "reasons": ["because"], "engines": []}
     assert readiness.json["ready"] == (ready == 200)
+
+
+async def test_health_shows_how_each_loaded_model_computes_and_what_was_measured_of_it() -> None:
+    certificate = Certificate(row_counts=16, positions=24, mismatches=0)
+    report = EngineReport("smollm2", "picolm", "native code", "exact", certificate)
+    async with serving(HELLO) as server:
+        server.runtime.health_now = Health("ok", (), (report,))
+        health = await server.ask("/health")
+    shown = {"model": "smollm2", "backend": "picolm", "kernels": "native code", "determinism": "exact"}
+    assert health.json["engines"] == [shown | {"certificate": {"row_counts": 16, "positions": 24, "mismatches": 0}}]
 
 
 # What is nowhere.

@@ -155,7 +155,7 @@ def test_the_limits_are_those_of_the_host_where_nothing_is_set() -> None:
     queue = plan.limits.queue
     assert (queue.members_max, queue.waiting_max, queue.steps_per_job, queue.rows_max) == (16, 64, 256, 256)
     assert (plan.limits.context, plan.limits.threads, plan.limits.state_bytes_max) == (0, 2, 4 * GIB)
-    assert set(plan.backends) == {"picolm", "toy"}
+    assert set(plan.backends) == {"picolm", "llamacpp", "mistralrs", "proxy", "toy"}
     assert all(name == backend.name for name, backend in plan.backends.items())
 
 
@@ -196,8 +196,13 @@ def test_one_conversation_takes_one_seat_unless_more_were_asked_for() -> None:
 
 
 def test_the_needs_of_a_real_model_come_from_its_header(smollm2_path: Path) -> None:
+    state = 30 * 2 * 3 * 64 * 4
     needs = read_needs(str(smollm2_path))
-    assert needs == ModelNeeds(context_max=8192, state_bytes_per_token=30 * 2 * 3 * 64 * 4, weight_bytes=4 * 134_515_008)
+    assert needs == ModelNeeds(context_max=8192, state_bytes_per_token=state, weight_bytes=96_576_768)
+    halved = read_needs(str(smollm2_path), EngineSettings(kv_type="f16"))
+    assert halved == ModelNeeds(context_max=8192, state_bytes_per_token=state // 2, weight_bytes=96_576_768)
+    plain = read_needs(str(smollm2_path), EngineSettings(kernels="torch"))
+    assert plain == ModelNeeds(context_max=8192, state_bytes_per_token=state, weight_bytes=4 * 134_515_008)
     plan = make_plan(Configuration(), [ModelSource(name="s", source=str(smollm2_path), backend="picolm")], host=HOST)
     assert plan.limits.queue.members_max == 16
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gguf
 import numpy as np
@@ -15,15 +16,19 @@ import torch
 from tripower.backends.gguf.reader import open_gguf
 from tripower.backends.picolm.backend import load_engine, plan_load
 from tripower.backends.picolm.engine import PicolmEngine
+from tripower.backends.picolm.torch_model import TorchModel
+from tripower.backends.picolm.weights import read_weights
 from tripower.runtime.engine import LoadSpecification
+
+if TYPE_CHECKING:
+    from tripower.backends.llamacpp.engine import LlamacppEngine
 
 TinyModel = Callable[..., Path]
 LoadTiny = Callable[..., PicolmEngine]
+LoadLlamacpp = Callable[..., "LlamacppEngine"]
 
-NORMS = {
-    "llama": ("attn_norm", "ffn_norm"),
-    "gemma3": ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"),
-}
+POST_NORMS = ("gemma2", "gemma3")
+HEAD_NORMS = ("gemma3", "qwen3", "qwen3moe")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -40,7 +45,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """`tiny_model("llama", kv_heads=2, metadata={"llama.rope.freq_base": 500.0}, drop=("output.weight",))` writes a file.
 
     `metadata` adds or, with None, removes keys; `tensors` adds or replaces arrays by name; `drop` removes tensors; `kind` is the
-    storage type of all matrices.
+    storage type of all matrices. `biases` names projections, or is True for all of them. With `experts` every feed-forward is a
+    mixture.
     """
     folder = tmp_path_factory.mktemp("tiny")
     numbers = itertools.count()
@@ -67,7 +73,47 @@ def load_tiny() -> Iterator[LoadTiny]:
         engine.close()
 
 
-def load_engine_now(path: Path, **changes: Any) -> PicolmEngine:
+@pytest.fixture
+def load_torch() -> Iterator[LoadTiny]:
+    """The same through plain torch, whatever faster path this machine has: the reference itself."""
+    engines = []
+
+    def load(path: Path, **changes: Any) -> PicolmEngine:
+        specification = specification_for(path, **changes)
+        with open_gguf(path) as file:
+            plan = plan_load(file, specification)
+            weights = _result(read_weights(file, plan.wanted, lambda done: None))
+        model = TorchModel(plan.decoder, weights)
+        engines.append(PicolmEngine(model, context_max=plan.context, sequences_max=specification.sequences_max))
+        return engines[-1]
+
+    yield load
+    for engine in engines:
+        engine.close()
+
+
+@pytest.fixture
+def load_llamacpp() -> Iterator[LoadLlamacpp]:
+    """The same in llama.cpp, with one thread. `library` and `gpu_layers` go to the backend."""
+    if not all(importlib.util.find_spec(name) for name in ("cffi", "llama_cpp_py_sync", "xllamacpp")):
+        pytest.skip("the llamacpp extra is not installed")
+    from tripower.backends.llamacpp import LlamacppBackend
+
+    engines: list[LlamacppEngine] = []
+
+    def load(path: Path, *, library: Path | None = None, gpu_layers: int = 0, **changes: Any) -> LlamacppEngine:
+        backend = LlamacppBackend(library=library, gpu_layers=gpu_layers)
+        with open_gguf(path) as file:
+            loading = backend.load_engine(file, specification_for(path, threads=1, **changes), lambda stage, done: None)
+            engines.append(_result(loading))
+        return engines[-1]
+
+    yield load
+    for engine in engines:
+        engine.close()
+
+
+def specification_for(path: Path, **changes: Any) -> LoadSpecification:
     settings: dict[str, Any] = {
         "name": path.name,
         "source": str(path),
@@ -77,14 +123,25 @@ def load_engine_now(path: Path, **changes: Any) -> PicolmEngine:
         "threads": 0,
         "prefill_chunk": 64,
     }
-    specification = LoadSpecification(**(settings | changes))
+    return LoadSpecification(**(settings | changes))
+
+
+def load_engine_now(path: Path, **changes: Any) -> PicolmEngine:
+    specification = specification_for(path, **changes)
     with open_gguf(path) as file:
-        loading = load_engine(file, plan_load(file, specification), specification, lambda stage, done: None)
-        while True:
-            try:
-                next(loading)
-            except StopIteration as end:
-                return end.value  # type: ignore[no-any-return] # the generator's return value is untyped here
+        engine: PicolmEngine = _result(
+            load_engine(file, plan_load(file, specification), specification, lambda stage, done: None)
+        )
+    return engine
+
+
+def _result(loading: Generator[None, None, Any]) -> Any:
+    """Run a load to its end."""
+    while True:
+        try:
+            next(loading)
+        except StopIteration as end:
+            return end.value
 
 
 def _write(
@@ -100,9 +157,11 @@ def _write(
     vocabulary: int = 96,
     context: int = 512,
     window: int = 8,
-    biases: bool = False,
+    biases: bool | tuple[str, ...] = False,
     tied: bool = True,
     rope_factors: bool = False,
+    experts: int = 0,
+    experts_used: int = 2,
     kind: str = "F32",
     metadata: dict[str, Any] | None = None,
     tensors: dict[str, Any] | None = None,
@@ -125,8 +184,12 @@ def _write(
         f"{name}.vocab_size": vocabulary,
         "tokenizer.ggml.model": "no_vocab",
     }
-    if architecture == "gemma3":
+    if architecture in ("gemma2", "gemma3"):
         keys[f"{name}.attention.sliding_window"] = window
+    if experts:
+        keys |= {f"{name}.expert_count": experts, f"{name}.expert_used_count": experts_used}
+    if architecture == "qwen3moe":
+        keys[f"{name}.expert_feed_forward_length"] = feed_forward
     random = np.random.default_rng(seed)
     arrays: dict[str, Any] = {
         "token_embd.weight": random.standard_normal((vocabulary, width)),
@@ -138,11 +201,9 @@ def _write(
         arrays["rope_freqs.weight"] = np.linspace(1.0, 8.0, head_size // 2)
     for layer in range(layers):
         prefix = f"blk.{layer}."
-        for norm in NORMS.get(architecture, ()):
-            arrays[f"{prefix}{norm}.weight"] = _gains(width)
-        if architecture == "gemma3":
-            arrays[f"{prefix}attn_q_norm.weight"] = _gains(head_size)
-            arrays[f"{prefix}attn_k_norm.weight"] = _gains(head_size)
+        arrays |= _norms(architecture, prefix, width, head_size)
+        if experts:
+            arrays[f"{prefix}ffn_gate_inp.weight"] = random.standard_normal((experts, width)) * 2.0 * width**-0.5
         for projection, outputs, inputs in (
             ("attn_q", heads * head_size, width),
             ("attn_k", kv_heads * head_size, width),
@@ -152,10 +213,21 @@ def _write(
             ("ffn_up", feed_forward, width),
             ("ffn_down", width, feed_forward),
         ):
-            arrays[f"{prefix}{projection}.weight"] = random.standard_normal((outputs, inputs)) * 2.0 * inputs**-0.5
-            if biases:
-                arrays[f"{prefix}{projection}.bias"] = random.standard_normal(outputs) * 0.1
+            mixed = experts > 0 and projection.startswith("ffn")
+            shape = (experts, outputs, inputs) if mixed else (outputs, inputs)
+            full = f"{prefix}{projection}_exps" if mixed else f"{prefix}{projection}"
+            arrays[f"{full}.weight"] = random.standard_normal(shape) * 2.0 * inputs**-0.5
+            if biases is True or (biases and projection in biases):
+                arrays[f"{full}.bias"] = random.standard_normal(outputs) * 0.1
     _save(path, name, keys | (metadata or {}), arrays | (tensors or {}), drop, kind)
+
+
+def _norms(architecture: str, prefix: str, width: int, head_size: int) -> dict[str, Any]:
+    names = ("attn_norm", "ffn_norm", *(("post_attention_norm", "post_ffw_norm") if architecture in POST_NORMS else ()))
+    gains = {f"{prefix}{name}.weight": _gains(width) for name in names}
+    if architecture in HEAD_NORMS:
+        gains |= {f"{prefix}{name}.weight": _gains(head_size) for name in ("attn_q_norm", "attn_k_norm")}
+    return gains
 
 
 def _gains(size: int) -> Any:
@@ -184,7 +256,7 @@ def _save(
         if name in drop:
             continue
         data = np.ascontiguousarray(values, np.float32)
-        if kind != "F32" and data.ndim == 2:
+        if kind != "F32" and data.ndim >= 2:
             stored = gguf.GGMLQuantizationType[kind]
             writer.add_tensor(name, gguf.quants.quantize(data, stored), raw_dtype=stored)
         else:

@@ -22,20 +22,20 @@ SAMPLED = SamplingParameters(temperature=0.9, top_p=0.95, seed=77, repeat_penalt
 PROMPT = np.random.default_rng(5).integers(0, VOCABULARY, 90).tolist()
 OTHER = np.random.default_rng(6).integers(0, VOCABULARY, 70).tolist()
 
-MakeEngine = Callable[[Any, Any], StepEngine]
-ENGINES: dict[str, MakeEngine] = {
-    "picolm llama": lambda tiny_model, load_tiny: load_tiny(
-        tiny_model("llama", vocabulary=VOCABULARY), context=CONTEXT, sequences_max=SEQUENCES
-    ),
-    "picolm gemma3": lambda tiny_model, load_tiny: load_tiny(
-        tiny_model("gemma3", vocabulary=VOCABULARY, layers=6), context=CONTEXT, sequences_max=SEQUENCES
-    ),
+ENGINES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "picolm llama": ("load_tiny", "llama", {}),
+    "picolm gemma3": ("load_tiny", "gemma3", {"layers": 6}),
+    "llamacpp llama": ("load_llamacpp", "llama", {}),
+    "llamacpp gemma3": ("load_llamacpp", "gemma3", {"layers": 6}),
 }
+"""The fixture that makes a file resident, and what tiny model it is to be."""
 
 
 @pytest.fixture(params=list(ENGINES))
-def engine(request: pytest.FixtureRequest, tiny_model: Any, load_tiny: Any) -> Iterable[StepEngine]:
-    engine = ENGINES[request.param](tiny_model, load_tiny)
+def engine(request: pytest.FixtureRequest, tiny_model: Any) -> Iterable[StepEngine]:
+    loader, architecture, options = ENGINES[request.param]
+    path = tiny_model(architecture, vocabulary=VOCABULARY, **options)
+    engine = request.getfixturevalue(loader)(path, context=CONTEXT, sequences_max=SEQUENCES)
     yield engine
     engine.close()
 

@@ -15,12 +15,12 @@ import torch
 
 from tripower.backends.picolm import backend
 from tripower.backends.picolm.backend import PicolmBackend, choose_context
-from tripower.backends.picolm.hyperparameters import Hyperparameters, RopeShape
+from tripower.backends.picolm.decoder import Decoder, RopeShape
 from tripower.runtime.engine import LoadedModel, LoadSpecification, SamplingParameters, StepRow, StepTable
 from tripower.runtime.kernel.errors import ModelRefused
 
 PAGE_BYTES = 64 * 1024  # of SHAPE: 2 layers, keys and values, 2 heads of 32 floats, 64 positions
-SHAPE = Hyperparameters(
+SHAPE = Decoder(
     architecture="llama",
     vocabulary_size=96,
     context_trained=1000,
@@ -32,7 +32,10 @@ SHAPE = Hyperparameters(
     head_size=32,
     norm_epsilon=1e-5,
     attention_scale=1.0,
-    rope=RopeShape(32, 10_000.0),
+    activation="silu",
+    rope_pairs="adjacent",
+    ropes=(RopeShape(32, 10_000.0),),
+    layer_rope=(0, 0),
     windows=(0, 0),
 )
 
@@ -208,7 +211,8 @@ def test_threads_are_set_only_when_a_number_is_given(tiny_model: Any, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("source", "code"), [("no such file.gguf", "not_found"), (__file__, "not_gguf"), (os.path.dirname(__file__), "unreadable")]
+    ("source", "code"),
+    [("no such file.gguf", "not_found"), (__file__, "not_gguf"), (os.path.dirname(__file__), "missing_file")],
 )
 def test_what_is_no_model_file_is_refused(source: str, code: str) -> None:
     with pytest.raises(ModelRefused) as caught:

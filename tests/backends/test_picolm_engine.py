@@ -1,4 +1,4 @@
-"""What is picolm's own: logits, pages, failures in the middle of a step, and torch's globals."""
+"""What is the torch engine's own: logits, pages, failures in the middle of a step, and torch's globals."""
 
 from __future__ import annotations
 
@@ -18,9 +18,13 @@ GREEDY = SamplingParameters(temperature=0.0)
 TOKENS = np.random.default_rng(8).integers(0, 96, 150).tolist()
 
 
-@pytest.fixture(params=["llama", "gemma3"])
-def engine(request: pytest.FixtureRequest, tiny_model: Any, load_tiny: Any) -> PicolmEngine:
-    return load_tiny(tiny_model(request.param, layers=6), context=256, sequences_max=3)  # type: ignore[no-any-return]
+FAMILIES: dict[str, dict[str, Any]] = {"llama": {}, "gemma2": {}, "gemma3": {}, "qwen3moe": {"experts": 4}}
+
+
+@pytest.fixture(params=FAMILIES)
+def engine(request: pytest.FixtureRequest, tiny_model: Any, load_torch: Any) -> PicolmEngine:
+    path = tiny_model(request.param, layers=6, **FAMILIES[request.param])
+    return load_torch(path, context=256, sequences_max=3)  # type: ignore[no-any-return]
 
 
 def fresh_logits(engine: PicolmEngine, tokens: list[int]) -> Any:
@@ -126,7 +130,7 @@ def test_values_that_are_not_finite_do_not_outlive_their_step(engine: PicolmEngi
     engine.logits(0, TOKENS[:10])
     assert engine._model is not None
     with monkeypatch.context() as poison:
-        poison.setattr(engine._model, "embedding", engine._model.embedding * torch.nan)  # type: ignore[attr-defined]
+        poison.setattr(engine._model, "embedding", engine._model.embedding * torch.nan)
         with pytest.raises(DeviceFailed) as caught:
             engine.step([StepRow(0, 10, (5,) * 100, draw=True, sampling=GREEDY)])
     assert caught.value.code == "invalid_logits"
@@ -163,8 +167,8 @@ def test_logits_of_a_sequence_that_is_not_open_are_refused(engine: PicolmEngine)
         engine.logits(4, [1])
 
 
-def test_closing_frees_the_model(tiny_model: Any, load_tiny: Any) -> None:
-    engine = load_tiny(tiny_model("llama"))
+def test_closing_frees_the_model(tiny_model: Any, load_torch: Any) -> None:
+    engine = load_torch(tiny_model("llama"))
     model, pool = weakref.ref(engine._model), weakref.ref(engine._cache.pool)
     engine.close()
     gc.collect()

@@ -113,10 +113,10 @@ def test_a_tensor_that_the_architecture_does_not_know_is_refused(tiny_model: Any
     assert (caught.value.param, caught.value.code) == ("blk.0.attn_q.bias", "unknown_tensor")
 
 
-def test_quantised_matrices_become_their_float32_values(tiny_model: Any, load_tiny: Any) -> None:
+def test_quantised_matrices_become_their_float32_values(tiny_model: Any, load_torch: Any) -> None:
     path = tiny_model("llama", kind="Q8_0")
     with open_gguf(path) as file:
         expected = dequantise(file, "token_embd.weight")
-    model = load_tiny(path)._model
+    model = load_torch(path)._model
     assert torch.equal(model.embedding, torch.from_numpy(expected))
     assert model.head is model.embedding

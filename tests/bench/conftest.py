@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+
+from tripower.bench.gguf_samples import byte_level_metadata, llama_tensors, write_gguf
 
 Run = Callable[[Callable[[Sequence[str]], int], Sequence[str]], dict[str, Any]]
 
@@ -41,3 +44,14 @@ def check_schema(report: dict[str, Any]) -> None:
     assert report["ok"] is all(cell["ok"] is not False for cell in report["cells"])
     names = [cell["name"] for cell in report["cells"]]
     assert len(names) == len(set(names))
+
+
+@pytest.fixture(scope="session")
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file that every bench of a model can load in no time: one layer, 262 tokens, the context of a real model."""
+    metadata = byte_level_metadata(more={"llama.context_length": 4096, "general.file_type": 2})
+    tokens = metadata["tokenizer.ggml.tokens"]
+    assert isinstance(tokens, list)
+    path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
+    path.write_bytes(write_gguf(metadata, llama_tensors(len(tokens))))
+    return path

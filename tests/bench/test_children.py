@@ -10,7 +10,9 @@ from tripower.bench.children import module_command, running_server
 from tripower.bench.http_client import HttpConnection, build_request
 from tripower.runtime.kernel import Unavailable
 
-BARE = module_command("tripower.bench.bare_app", "--port", "{port}", "--answer", "300", "--event", "100", "--events", "8")
+BARE = module_command(
+    "tripower.bench.overhead.bare_app", "--port", "{port}", "--answer", "300", "--event", "100", "--events", "8"
+)
 
 
 @pytest.mark.parametrize("listener", [(), ("--our-listener",)])

@@ -1,0 +1,311 @@
+"""A delegate queue owns the waiting room and the running streams of one model that generates by itself.
+
+What `ModelQueueActor` is for an engine of rows, with the same gate, the same statistics, the same words to its callers. In this order:
+a request arrives, is seated or waits or is refused; whoever is seated gets a task that asks the delegate and puts its pieces into the
+caller's outlet; when the stream has closed, the task says so and the seat goes to the longest waiting.
+
+A seat is free when the delegate takes nothing any more for it, which may be a moment after its caller has gone. A request's deadline
+bounds its wait and its stream. Stop strings are found here, whether the delegate heeds them or not.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterator
+from typing import Any, assert_never
+
+import attrs
+import trio
+
+from tripower.actors.dialogue import Failed, GenerationEvent, GenerationFinished, GenerationStarted, Timings, TokenChunk, Usage
+from tripower.actors.model_queue import RETRY_AFTER_MAX, Enqueued, Leave, QueueLimits, QueueStatistics
+from tripower.backends.text.stream import StopMatcher
+from tripower.runtime.admission import Gate
+from tripower.runtime.batching import BatchStatistics
+from tripower.runtime.engine import DelegateEnd, DelegateEvent, DelegateRequest, LoadedDelegate
+from tripower.runtime.engine.step_table import NOT_DRAWN
+from tripower.runtime.kernel import (
+    Actor,
+    ActorGone,
+    Ask,
+    DeadlineExceeded,
+    DeviceFailed,
+    Message,
+    Outlet,
+    Overloaded,
+    TripowerError,
+    remaining_seconds,
+)
+
+log = logging.getLogger("tripower.queue")
+
+PIECES_MAX = 1 << 18
+"""Of one answer: twice the tokens of the longest context in use. A delegate that sends more has lost its way."""
+OUTLET_ROOM = PIECES_MAX + 2
+"""Events of one generation: the start, the pieces, the end."""
+
+
+class GenerateText(Ask[Enqueued], frozen=True):
+    """Answer this request. The envelope carries the `Outlet` of `OUTLET_ROOM` items that the events go to."""
+
+    request: DelegateRequest
+
+
+class StreamClosed(Message, frozen=True):
+    """From a stream's own task, after the delegate has let go of it. The envelope carries a `TripowerError`, or None."""
+
+    ticket: int
+
+
+Command = GenerateText | Leave | StreamClosed
+
+
+@attrs.define(eq=False)
+class _Stream:
+    """What the queue remembers of one request."""
+
+    ticket: int
+    request: DelegateRequest
+    outlet: Outlet[GenerationEvent]
+    deadline: float
+    arrived_at: float
+    stops: StopMatcher | None
+    scope: trio.CancelScope = attrs.Factory(trio.CancelScope)
+    seated: bool = False
+    seated_at: float = 0.0
+    first_piece_at: float | None = None
+    pieces: int = 0
+    tokens: int = 0
+    begun: bool = False
+    end: DelegateEnd | None = None
+
+
+class DelegateQueueActor(Actor[Command]):
+    """See the module. `tickets` outlive a restart, so that nothing old is mistaken for something new."""
+
+    def __init__(
+        self, model: str, loaded: LoadedDelegate, limits: QueueLimits, *, tickets: Iterator[int] | None = None
+    ) -> None:
+        self._model = model
+        self._engine = loaded.engine
+        self._seats = min(limits.members_max, self._engine.info.sequences_max or limits.members_max)
+        self._tickets = itertools.count() if tickets is None else tickets
+        self.gate: Gate[int] = Gate(active_limit=self._seats, waiting_limit=limits.waiting_max)
+        self._live: dict[int, _Stream] = {}
+        """Those whose caller still listens."""
+        self._running = 0
+        self._service_seconds = 1.0
+        self._arrivals = self._completed = self._refused = self._cancelled = self._expired = self._failed = 0
+        self._joined = self._finished = self._left = self._broken = 0
+        self._prompt_tokens = self._generated_tokens = 0
+
+    async def on_message(self, message: Command) -> Any:
+        match message:
+            case GenerateText():
+                return self._generate(message)
+            case Leave():
+                return self._leave(message)
+            case StreamClosed():
+                return self._close(message)
+        assert_never(message)
+
+    def on_undelivered(self, message: Any, answer: Any) -> None:
+        if isinstance(answer, Enqueued):
+            self._leave(Leave(answer.ticket))
+
+    async def on_end(self) -> None:
+        gone = ActorGone(f"the queue of {self._model} ended")
+        for stream in list(self._live.values()):
+            stream.scope.cancel(reason="the queue ends")
+            self._fail(stream, gone)
+
+    # Arriving and leaving.
+
+    def _generate(self, message: GenerateText) -> Enqueued:
+        now = trio.current_time()
+        self._arrivals += 1
+        ticket = next(self._tickets)
+        try:
+            self._engine.abilities.check(message.request, self._engine.info.backend)
+            seated = self.gate.arrive(ticket, now=now, deadline=self.envelope.deadline)
+        except DeadlineExceeded:
+            self._expired += 1
+            raise
+        except Overloaded as error:
+            self._refused += 1
+            error.retry_after = self._retry_after()
+            raise
+        except TripowerError:
+            self._refused += 1
+            raise
+        stops = StopMatcher(message.request.stop) if message.request.stop else None
+        stream = _Stream(ticket, message.request, self.envelope.live, self.envelope.deadline, now, stops)
+        self._live[ticket] = stream
+        if seated:
+            self._seat(stream, now)
+        return Enqueued(ticket)
+
+    def _retry_after(self) -> float:
+        """See `ModelQueueActor`: the queue's length times what one generation has taken lately."""
+        rounds = (self.gate.waiting + 1) / self._seats
+        return min(RETRY_AFTER_MAX, max(1.0, rounds * self._service_seconds))
+
+    def _seat(self, stream: _Stream, now: float) -> None:
+        stream.seated, stream.seated_at = True, now
+        stream.scope.deadline = stream.deadline
+        self._joined += 1
+        self._running += 1
+        self.start_soon(self._run, stream, name=f"stream {stream.ticket}")
+
+    def _leave(self, message: Leave) -> None:
+        stream = self._live.pop(message.ticket, None)
+        if stream is None:
+            return
+        if message.expired:
+            self._expired += 1
+        else:
+            self._cancelled += 1
+        stream.outlet.leave()
+        if stream.seated:
+            stream.scope.cancel(reason="the caller has left")  # the seat is free when the stream has closed
+        else:
+            self.gate.leave(stream.ticket, expired=message.expired)
+
+    def _admit_waiting(self) -> None:
+        now = trio.current_time()
+        admitted, expired = self.gate.admit_waiting(now=now)
+        for ticket in expired:
+            self._fail(self._live[ticket], DeadlineExceeded("the deadline passed in the waiting room"))
+        for ticket in admitted:
+            self._seat(self._live[ticket], now)
+
+    # Running: in a task of the stream's own.
+
+    async def _run(self, stream: _Stream) -> None:
+        error: TripowerError | None = None
+        with stream.scope:
+            try:
+                await self._follow(stream)
+            except TripowerError as raised:
+                error = raised
+            except Exception as raised:  # the one seam where a delegate's exceptions become ours
+                log.exception("the delegate of %s failed", self._model)
+                error = DeviceFailed(f"{self._model} failed: {type(raised).__name__}")
+        if stream.end is not None:
+            error = None  # the answer is complete, however its source was left
+        elif error is None:
+            error = DeadlineExceeded("the deadline passed while tokens were generated")
+        self.ref.control(StreamClosed(stream.ticket), live=error)
+
+    async def _follow(self, stream: _Stream) -> None:
+        async with self._engine.stream(stream.request, seconds=remaining_seconds(stream.deadline)) as events:
+            async for event in events:
+                self._take(stream, event)
+                if stream.end is not None:
+                    return
+        raise DeviceFailed(f"the delegate of {self._model} ended its answer without a reason", code="delegate_truncated")
+
+    def _take(self, stream: _Stream, event: DelegateEvent) -> None:
+        if isinstance(event, DelegateEnd):
+            stream.end = event
+            return
+        if stream.pieces == PIECES_MAX:
+            raise DeviceFailed(f"the delegate of {self._model} sent more than {PIECES_MAX} pieces", code="delegate_overflow")
+        stream.pieces += 1
+        stream.tokens += event.tokens
+        if stream.first_piece_at is None:
+            stream.first_piece_at = trio.current_time()
+        text = event.text if stream.stops is None else stream.stops.feed(event.text)
+        self._say(stream, TokenChunk(NOT_DRAWN, text))
+        if stream.stops is not None and stream.stops.matched is not None:
+            stream.end = DelegateEnd("stop", None, stream.tokens)
+
+    def _say(self, stream: _Stream, event: GenerationEvent) -> None:
+        if not stream.begun and stream.seated:
+            stream.begun = True
+            stream.outlet.put(GenerationStarted(stream.seated_at - stream.arrived_at))
+        stream.outlet.put(event)
+
+    # Ending.
+
+    def _close(self, message: StreamClosed) -> None:
+        """The delegate has let go: the seat is free, and who still listens hears how it ended."""
+        error: TripowerError | None = self.envelope.live
+        self._running -= 1
+        stream = self._live.get(message.ticket)
+        if stream is None:
+            self._left += 1
+        elif error is None:
+            self._finished += 1
+            self._finish(stream, trio.current_time())
+        else:
+            self._broken += 1
+            self._fail(stream, error)
+        self.gate.leave(message.ticket)
+        self._admit_waiting()
+
+    def _finish(self, stream: _Stream, now: float) -> None:
+        end = stream.end
+        assert end is not None
+        del self._live[stream.ticket]
+        self._completed += 1
+        self._service_seconds += 0.2 * (now - stream.seated_at - self._service_seconds)
+        usage = Usage(end.prompt_tokens or 0, stream.tokens if end.completion_tokens is None else end.completion_tokens)
+        self._prompt_tokens += usage.prompt_tokens
+        self._generated_tokens += usage.completion_tokens
+        first = now if stream.first_piece_at is None else stream.first_piece_at
+        timings = Timings(stream.seated_at - stream.arrived_at, first - stream.seated_at, now - first)
+        held = "" if stream.stops is None or stream.stops.matched is not None else stream.stops.flush()
+        self._say(stream, GenerationFinished(end.reason, held, usage, timings))
+
+    def _fail(self, stream: _Stream, error: TripowerError) -> None:
+        del self._live[stream.ticket]
+        if isinstance(error, DeadlineExceeded):
+            self._expired += 1
+        else:
+            self._failed += 1
+        self._say(stream, Failed.of(error))
+
+    def is_live(self, ticket: int) -> bool:
+        """Whether a request still waits or runs here."""
+        return ticket in self._live
+
+    def statistics(self) -> QueueStatistics:
+        return QueueStatistics(
+            model=self._model,
+            arrivals=self._arrivals,
+            completed=self._completed,
+            refused=self._refused,
+            cancelled=self._cancelled,
+            expired=self._expired,
+            failed=self._failed,
+            live=len(self._live),
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            step_running=self._running > 0,
+            gate=self.gate.statistics(),
+            batch=self._batch_statistics(),
+        )
+
+    def _batch_statistics(self) -> BatchStatistics:
+        """Streams as members; the steps are the delegate's own affair."""
+        return BatchStatistics(
+            members=self._running,
+            members_max=self._seats,
+            joined=self._joined,
+            finished=self._finished,
+            left=self._left,
+            failed=self._broken,
+            steps=0,
+            aborted_jobs=0,
+            prefill_rows=0,
+            decode_rows=0,
+            largest_step=0,
+        )
+
+
+def delegate_message(request: DelegateRequest, loaded: LoadedDelegate) -> GenerateText:
+    """The message for a request that the delegate can honour. Raises `InvalidRequest` naming what it cannot."""
+    loaded.engine.abilities.check(request, loaded.engine.info.backend)
+    return GenerateText(request)

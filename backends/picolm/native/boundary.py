@@ -1,0 +1,237 @@
+"""The end of a step and the beginning of the next one, in native code: commit, say so, look for a stop, choose the rows.
+
+A *slot* is a sequence that takes part in a job. Its tokens lie in a buffer of its own, in order: `next` is the first that is not
+evaluated, `end` is behind the last that is known. A drawn token is appended, so decoding is the case of one pending token and a
+prompt the case of many.
+
+Rows are chosen as `runtime.engine.step_loop.plan_rows` does: one for everybody who has something pending, and what is left of the
+budget to prompts in slot order. While somebody decodes, the budget is a smaller one, counted in the cost of a decoding row: a row of
+a prompt costs more the further back it looks, so a long prompt takes fewer of them towards its end and running streams keep
+their pace.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from tripower.backends.picolm.native.emit import F64, I8, I32, I64, PTR, Function, Kernel, Value, constant, i32, i64
+from tripower.backends.picolm.native.kernels.sampler.settings import emit_append_history
+from tripower.runtime.engine.step_table import NOT_DRAWN, SIGNAL_FD, SLOTS, STEPS_DONE, STEPS_MAX, STOP, TURN
+
+WORDS = (
+    "control", "drawn", "evaluated", "slots_max",  # of the step table
+    "ends", "tokens", "next", "end", "remaining", "output_index", "alive", "position", "step_rows",  # by slot
+    "row_token", "row_position", "row_slot", "drawn_row", "token_out", "item_row", "item_rows",  # of the step
+    "counts", "classes", "shared", "halt", "rows_max", "mixed_rows", "row_cost", "item_rows_max", "draw_all", "experts_used", "sampling",
+)  # fmt: skip
+"""The words of the boundary's arguments, int64, by name: addresses, sizes, and `row_cost` as the bits of a float64."""
+
+ROWS, DRAWN, ITEMS, ONE, PAIRS = range(5)
+CLASSES_FIRST = 8
+"""`counts[ROWS]`, …; `counts[ONE]` is 1, `counts[PAIRS]` rows times the experts of each. From here on: rows if they fall into class 0, else 0; the same for class 1, …; then the
+drawn rows likewise."""
+CLASS_MAX = (1, 2, 4, 8, 16, 1 << 30)
+"""Largest number of rows of each class: a linear layer has a tile of its own for each of them."""
+COUNTS = CLASSES_FIRST + 2 * len(CLASS_MAX)
+
+
+def _word(f: Function, words: Value, name: str, kind: ir.Type = PTR) -> Value:
+    return f.load(words, WORDS.index(name), kind)
+
+
+def emit_boundary(module: ir.Module) -> None:
+    """Emit `plan_step(words) -> rows` and the kernel `boundary`, which needs `prepare` of the executor."""
+    _emit_add_rows(module)
+    _emit_plan(module)
+    _emit_commit(module)
+
+
+def emit_boundary_kernel(module: ir.Module) -> None:
+    """Emit the kernel `boundary`: commit the step, and plan the next one or halt."""
+    k = Kernel(module, "boundary")
+    b, words = k.b, k.words
+    halt, control = _word(k, words, "halt"), _word(k, words, "control")
+    b.call(module.globals["commit_step"], [words])
+    step = k.load(control, STEPS_DONE, I64)
+    asked = b.or_(k.load_shared(control, STOP), k.load_shared(control, TURN))
+    ended = b.or_(b.icmp_signed("!=", asked, i64(0)), b.icmp_signed(">=", step, k.load(control, STEPS_MAX, I64)))
+    with b.if_else(ended) as (leave, go_on):
+        with leave:
+            k.store_shared(i64(1), halt, 0)
+        with go_on:
+            before = [k.load(_word(k, words, "counts"), which, I64) for which in (ROWS, DRAWN, ITEMS)]
+            rows = b.call(module.globals["plan_step"], [words])
+            with b.if_then(b.icmp_signed("==", rows, i64(0))):
+                k.store_shared(i64(1), halt, 0)
+            after = [k.load(_word(k, words, "counts"), which, I64) for which in (ROWS, DRAWN, ITEMS)]
+            changed = [b.icmp_signed("!=", old, new) for old, new in zip(before, after, strict=True)]
+            with b.if_then(b.or_(b.or_(changed[0], changed[1]), changed[2])):
+                b.call(module.globals["prepare"], [_word(k, words, "shared")])
+    k.done()
+
+
+def _emit_commit(module: ir.Module) -> None:
+    """Record what the step gave, move every slot on, raise `steps_done` and write to the port's descriptor."""
+    f = Function(module, "commit_step", [PTR])
+    b, words = f.b, f.args[0]
+    control, slots_max = _word(f, words, "control"), _word(f, words, "slots_max", I64)
+    step = f.load(control, STEPS_DONE, I64)
+    draws = f.variable(I64)
+    with f.loop(i64(0), f.load(control, SLOTS, I64)) as slot:
+        rows = f.load(_word(f, words, "step_rows"), slot, I64)
+        cell = b.add(b.mul(step, slots_max), slot)
+        f.store(b.trunc(rows, I32), _word(f, words, "evaluated"), cell)
+        f.store(i32(NOT_DRAWN), _word(f, words, "drawn"), cell)
+        with b.if_then(b.icmp_signed(">", rows, i64(0))):
+            _move_on(f, slot, rows, cell, draws)
+    f.store_shared(b.add(step, i64(1)), control, STEPS_DONE)
+    descriptor = f.load(control, SIGNAL_FD, I64)
+    one = f.variable(I64, 1)
+    with b.if_then(b.icmp_signed(">=", descriptor, i64(0))):
+        f.external("write", I64, [b.trunc(descriptor, I32), one.address, i64(8)])
+    f.done()
+
+
+def _move_on(f: Function, slot: Value, rows: Value, cell: Value, draws: object) -> None:
+    """One slot that had rows in the step."""
+    b, words = f.b, f.args[0]
+    following, ends = _word(f, words, "next"), _word(f, words, "end")
+    first = b.add(f.load(following, slot, I64), rows)
+    f.store(first, following, slot)
+    position = _word(f, words, "position")
+    f.store(b.add(f.load(position, slot, I64), rows), position, slot)
+    known = f.load(ends, slot, I64)
+    left = f.load(_word(f, words, "remaining"), slot, I64)
+    with b.if_then(b.icmp_signed("==", first, known)), b.if_else(b.icmp_signed(">", left, i64(0))) as (draw, spent):
+        with draw:
+            _take_draw(f, slot, known, left, cell, draws)
+        with spent:
+            f.store(i64(0), _word(f, words, "alive"), slot)
+
+
+def _take_draw(f: Function, slot: Value, known: Value, left: Value, cell: Value, draws: object) -> None:
+    b, words = f.b, f.args[0]
+    index = draws.get()  # type: ignore[attr-defined]
+    draws.set(b.add(index, i64(1)))  # type: ignore[attr-defined]
+    token = f.load(_word(f, words, "token_out"), index, I32)
+    f.store(token, _word(f, words, "drawn"), cell)
+    f.store(b.sub(left, i64(1)), _word(f, words, "remaining"), slot)
+    output_index = _word(f, words, "output_index")
+    f.store(b.add(f.load(output_index, slot, I64), i64(1)), output_index, slot)
+    valid = b.icmp_signed(">=", token, i32(0))
+    lives = f.variable(I64)
+    with b.if_then(valid):
+        f.store(token, f.load(_word(f, words, "tokens"), slot, PTR), known)
+        emit_append_history(f, _word(f, words, "sampling"), slot, token)
+        f.store(b.add(known, i64(1)), _word(f, words, "end"), slot)
+        is_end = f.load(f.load(_word(f, words, "ends"), slot, PTR), b.sext(token, I64), I8)
+        goes_on = b.and_(b.icmp_signed("==", is_end, constant(I8, 0)), b.icmp_signed(">", left, i64(1)))
+        lives.set(b.zext(goes_on, I64))
+    f.store(lives.get(), _word(f, words, "alive"), slot)
+
+
+def _emit_plan(module: ir.Module) -> None:
+    """Choose the rows of the next step; returns their number."""
+    f = Function(module, "plan_step", [PTR], I64)
+    b, words = f.b, f.args[0]
+    slots = f.load(_word(f, words, "control"), SLOTS, I64)
+    counts = _word(f, words, "counts")
+    for which in (ROWS, DRAWN, ITEMS):
+        f.store(i64(0), counts, which)
+    waiting, decoding = f.variable(I64), f.variable(I64)
+    with f.loop(i64(0), slots) as slot:
+        pending = _pending(f, slot)
+        waiting.add(b.zext(b.icmp_signed(">", pending, i64(0)), I64))
+        decoding.add(b.zext(b.icmp_signed("==", pending, i64(1)), I64))
+    rows_max = _word(f, words, "rows_max", I64)
+    mixed = b.icmp_signed(">", decoding.get(), i64(0))
+    budget = b.select(mixed, _word(f, words, "mixed_rows", I64), b.sub(rows_max, waiting.get()))
+    left = f.variable(F64, b.sitofp(budget, F64))
+    room = f.variable(I64, b.sub(rows_max, waiting.get()))
+    cost_of_looking_back = f.variable(F64, constant(F64, 0.0))
+    with b.if_then(mixed):
+        cost_of_looking_back.set(_word(f, words, "row_cost", F64))
+    with f.loop(i64(0), slots) as slot:
+        pending = _pending(f, slot)
+        rows = f.variable(I64)
+        with b.if_then(b.icmp_signed(">", pending, i64(0))):
+            extra = _extra_rows(f, slot, pending, left, room, cost_of_looking_back.get())
+            rows.set(b.add(extra, i64(1)))
+            b.call(module.globals["add_rows"], [words, slot, rows.get()])
+        f.store(rows.get(), _word(f, words, "step_rows"), slot)
+    _classify(f, counts)
+    f.store(b.mul(f.load(counts, ROWS, I64), _word(f, words, "experts_used", I64)), counts, PAIRS)
+    f.done(f.load(counts, ROWS, I64))
+
+
+def _pending(f: Function, slot: Value) -> Value:
+    b, words = f.b, f.args[0]
+    pending = b.sub(f.load(_word(f, words, "end"), slot, I64), f.load(_word(f, words, "next"), slot, I64))
+    return b.mul(pending, f.load(_word(f, words, "alive"), slot, I64))
+
+
+def _extra_rows(f: Function, slot: Value, pending: Value, left: object, room: object, cost: Value) -> Value:
+    """Rows beyond the first that a slot gets, and what they take from the budget."""
+    b, words = f.b, f.args[0]
+    position = b.sitofp(f.load(_word(f, words, "position"), slot, I64), F64)
+    price = f.fma(position, cost, constant(F64, 1.0))
+    affordable = b.fptosi(b.fdiv(left.get(), price), I64)  # type: ignore[attr-defined]
+    wanted = b.sub(pending, i64(1))
+    extra = wanted
+    for bound in (affordable, room.get()):  # type: ignore[attr-defined]
+        extra = b.select(b.icmp_signed("<", bound, extra), bound, extra)
+    extra = b.select(b.icmp_signed("<", extra, i64(0)), i64(0), extra)
+    left.set(b.fsub(left.get(), b.fmul(price, b.sitofp(extra, F64))))  # type: ignore[attr-defined]
+    room.set(b.sub(room.get(), extra))  # type: ignore[attr-defined]
+    return extra
+
+
+def _emit_add_rows(module: ir.Module) -> None:
+    """`add_rows(words, slot, rows)`: put the slot's next rows, its draw if one is due, and its attention items into the step."""
+    f = Function(module, "add_rows", [PTR, I64, I64])
+    b, (words, slot, rows) = f.b, f.args
+    counts = _word(f, words, "counts")
+    first = f.load(counts, ROWS, I64)
+    following = f.load(_word(f, words, "next"), slot, I64)
+    position = f.load(_word(f, words, "position"), slot, I64)
+    tokens = f.load(_word(f, words, "tokens"), slot, PTR)
+    draw_all = b.icmp_signed("!=", _word(f, words, "draw_all", I64), i64(0))
+    with f.loop(i64(0), rows) as index:
+        row = b.add(first, index)
+        f.store(f.load(tokens, b.add(following, index), I32), _word(f, words, "row_token"), row)
+        f.store(b.trunc(b.add(position, index), I32), _word(f, words, "row_position"), row)
+        f.store(b.trunc(slot, I32), _word(f, words, "row_slot"), row)
+        with b.if_then(draw_all):
+            _add_drawn(f, counts, row)
+    f.store(b.add(first, rows), counts, ROWS)
+    complete = b.icmp_signed("==", b.add(following, rows), f.load(_word(f, words, "end"), slot, I64))
+    wanted = b.icmp_signed(">", f.load(_word(f, words, "remaining"), slot, I64), i64(0))
+    with b.if_then(b.and_(b.not_(draw_all), b.and_(complete, wanted))):
+        _add_drawn(f, counts, b.sub(b.add(first, rows), i64(1)))
+    size = _word(f, words, "item_rows_max", I64)
+    with f.loop(i64(0), b.sdiv(b.sub(b.add(rows, size), i64(1)), size)) as item:
+        at, done = f.load(counts, ITEMS, I64), b.mul(item, size)
+        rest = b.sub(rows, done)
+        f.store(b.trunc(b.add(first, done), I32), _word(f, words, "item_row"), at)
+        f.store(b.trunc(b.select(b.icmp_signed("<", rest, size), rest, size), I32), _word(f, words, "item_rows"), at)
+        f.store(b.add(at, i64(1)), counts, ITEMS)
+    f.done()
+
+
+def _add_drawn(f: Function, counts: Value, row: Value) -> None:
+    b, words = f.b, f.args[0]
+    drawn = f.load(counts, DRAWN, I64)
+    f.store(b.trunc(row, I32), _word(f, words, "drawn_row"), drawn)
+    f.store(b.add(drawn, i64(1)), counts, DRAWN)
+
+
+def _classify(f: Function, counts: Value) -> None:
+    """Copy the rows to the count of their class, 0 to the others; the same for the drawn rows."""
+    b = f.b
+    for which, offset in ((ROWS, 0), (DRAWN, len(CLASS_MAX))):
+        count = f.load(counts, which, I64)
+        smallest = 0
+        for index, largest in enumerate(CLASS_MAX):
+            inside = b.and_(b.icmp_signed(">", count, i64(smallest)), b.icmp_signed("<=", count, i64(largest)))
+            f.store(b.select(inside, count, i64(0)), counts, CLASSES_FIRST + offset + index)
+            smallest = largest

@@ -1,0 +1,95 @@
+"""Makes a model resident in the native path: weights, tiles, code, certificate, in this order, a boundary after each piece."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+
+from msgspec import convert
+
+from tripower.backends.model_file import ModelFile
+from tripower.backends.picolm.decoder import Decoder
+from tripower.backends.picolm.native.calibrate import calibrate
+from tripower.backends.picolm.native.certificate import Certifiable, certify
+from tripower.backends.picolm.native.engine import NativeEngine
+from tripower.backends.picolm.native.kernels.kv import KvElement
+from tripower.backends.picolm.native.model import NativeModel, read_native_model
+from tripower.backends.picolm.native.program import Program
+from tripower.backends.picolm.native.target import Target, host_target
+from tripower.backends.picolm.native.tiles import TileTable
+from tripower.backends.picolm.weights import Wanted, source_changed
+from tripower.runtime.engine import EngineInfo, LoadSpecification
+
+
+def load_native(
+    file: ModelFile,
+    decoder: Decoder,
+    wanted: Sequence[Wanted],
+    context: int,
+    specification: LoadSpecification,
+    progress: Callable[[str, float], None],
+    kv_type: str,
+) -> Generator[None, None, NativeEngine]:
+    """Yield at boundaries and return the engine. Raises `ModelRefused`; a failure frees everything."""
+    target, element = host_target(), convert(kv_type, KvElement)
+    model = yield from read_native_model(file, decoder, wanted, target, lambda done: progress("weights", done))
+    if file.changed():
+        raise source_changed(file)
+    identity = (str(file.path.name), model.parameters, model.nbytes)
+    progress("tiles", 0.0)
+    tiles = yield from calibrate(model, target)
+    progress("code", 0.0)
+    engine = _make_engine(model, tiles, target, context, specification, element)
+    try:
+        yield
+        progress("certificate", 0.0)
+        yield from _certify(engine, identity, target, context, specification)
+    except BaseException:
+        engine.close()
+        raise
+    return engine
+
+
+def _make_engine(
+    model: NativeModel, tiles: TileTable, target: Target, context: int, specification: LoadSpecification, element: KvElement
+) -> NativeEngine:
+    threads = max(specification.threads, 1)
+    program = Program(
+        model,
+        tiles,
+        target,
+        context_max=context,
+        sequences_max=specification.sequences_max,
+        slots_max=specification.sequences_max,
+        rows_max=max(specification.prefill_chunk, specification.sequences_max),
+        threads=threads,
+        element=element,
+    )
+    info = EngineInfo(
+        backend="picolm",
+        architecture=model.decoder.architecture,
+        context_max=context,
+        vocabulary_size=model.decoder.vocabulary_size,
+        sequences_max=specification.sequences_max,
+        parameters=model.parameters,
+        weight_bytes=model.nbytes,
+        state_bytes_per_token=program.pool.bytes_per_position,
+        threads=threads,
+        kernels=f"native code for {target.name}",
+    )
+    return NativeEngine(program, info)
+
+
+def _certify(
+    engine: NativeEngine, identity: tuple[object, ...], target: Target, context: int, specification: LoadSpecification
+) -> Generator[None, None, None]:
+    """Measure the engine's claim and put the outcome into its info."""
+    subject = Certifiable(
+        model=specification.name,
+        target=target.name,
+        threads=specification.threads,
+        key=(identity, engine.program_key, target),
+        rows_max=specification.sequences_max,
+        vocabulary_size=engine.info.vocabulary_size,
+        context_max=context,
+    )
+    engine.take_certificate((yield from certify(engine, subject)))

@@ -1,0 +1,58 @@
+"""The slots of a job: what the boundary reads and moves, filled from a step table before the job and read back after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tripower.backends.picolm.native.memory import address, zeros
+
+Array = NDArray[Any]
+
+
+class Slots:
+    """Arrays int64 [slots_max], by the names that `boundary.WORDS` has for them, and the tokens of each slot."""
+
+    def __init__(self, slots_max: int, vocabulary_size: int) -> None:
+        self._vocabulary_size = vocabulary_size
+        self.ends, self.tokens, self.next, self.end, self.remaining, self.output_index, self.alive, self.position = (
+            zeros(slots_max, np.int64) for _ in range(8)
+        )
+        self.step_rows = zeros(slots_max, np.int64)
+        self._buffers: list[Array] = []
+        self._end_marks: dict[frozenset[int], Array] = {}
+
+    def clear(self) -> None:
+        """Empty all slots."""
+        self._buffers.clear()
+        self.alive[:] = 0
+        self.step_rows[:] = 0
+
+    def add(self, *, position: int, pending: Sequence[int], remaining: int, output_index: int, ends: frozenset[int]) -> None:
+        """Fill the next slot with the tokens that it has to evaluate; without any it takes no part."""
+        slot = len(self._buffers)
+        buffer = np.empty(len(pending) + remaining, np.int32)
+        buffer[: len(pending)] = pending
+        self._buffers.append(buffer)
+        self.tokens[slot] = address(buffer)
+        self.next[slot], self.end[slot] = 0, len(pending)
+        self.remaining[slot], self.output_index[slot], self.position[slot] = remaining, output_index, position
+        self.alive[slot] = 1 if pending else 0
+        self.ends[slot] = address(self._marks(ends))
+
+    def pending(self, slot: int) -> list[int]:
+        """Tokens that are still to be evaluated; none if the slot has ended."""
+        if not self.alive[slot]:
+            return []
+        return [int(token) for token in self._buffers[slot][self.next[slot] : self.end[slot]]]
+
+    def _marks(self, ends: frozenset[int]) -> Array:
+        """uint8 [vocabulary], 1 at end tokens; one array for each set that was ever asked for, since they are few."""
+        if ends not in self._end_marks:
+            marks = zeros(self._vocabulary_size, np.uint8)
+            marks[[token for token in ends if 0 <= token < self._vocabulary_size]] = 1
+            self._end_marks[ends] = marks
+        return self._end_marks[ends]

@@ -1,0 +1,1 @@
+"""SafeTensors checkpoints of decoder families, shown as if they were GGUF files."""

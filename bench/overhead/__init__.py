@@ -1,0 +1,1 @@
+"""What the runtime adds to whatever engine it runs."""

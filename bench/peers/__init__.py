@@ -1,0 +1,1 @@
+"""The engines that ours is compared with, each in a child process."""

@@ -1,0 +1,31 @@
+"""llama.cpp's own HTTP server, out of the wheel `xllamacpp`, at its defaults but for threads, slots and context.
+
+python -m tripower.bench.peers.llamacpp --model FILE --port PORT --threads N --parallel N --context N
+"""
+
+from __future__ import annotations
+
+import signal
+
+from tripower.bench.peers.front import peer_options
+
+
+def main() -> None:
+    options = peer_options(__doc__)
+    import xllamacpp
+
+    parameters = xllamacpp.CommonParams()
+    parameters.model.path = options.model
+    parameters.n_gpu_layers = 0
+    parameters.n_parallel = options.parallel
+    parameters.n_ctx = options.parallel * options.context
+    parameters.cpuparams.n_threads = options.threads
+    parameters.cpuparams_batch.n_threads = options.threads
+    parameters.port = options.port
+    server = xllamacpp.Server(parameters)  # listens on threads of its own
+    while server:
+        signal.pause()
+
+
+if __name__ == "__main__":
+    main()
