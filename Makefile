@@ -30,6 +30,7 @@ serve: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	-$(BIN)/tripower pull smollm2
 	-$(BIN)/tripower pull gemma3-270m
+	-$(BIN)/tripower pull minilm
 	$(BIN)/python -m pytest -m "not long"
 
 long: $(VENV)/.installed-dev

@@ -19,18 +19,29 @@ import attrs
 import trio
 
 from tripower.actors.dialogue import Failed, GenerationEvent, GenerationFinished, GenerationStarted, Timings, TokenChunk, Usage
-from tripower.actors.model_queue import RETRY_AFTER_MAX, Enqueued, Leave, QueueLimits, QueueStatistics
+from tripower.actors.model_queue import (
+    RETRY_AFTER_MAX,
+    DrainQueue,
+    Enqueued,
+    Leave,
+    QueueDrained,
+    QueueLimits,
+    QueueStatistics,
+    unloading,
+)
 from tripower.backends.text.stream import StopMatcher
 from tripower.runtime.admission import Gate
 from tripower.runtime.batching import BatchStatistics
 from tripower.runtime.engine import DelegateEnd, DelegateEvent, DelegateRequest, LoadedDelegate
 from tripower.runtime.engine.step_table import NOT_DRAWN
 from tripower.runtime.kernel import (
+    LATER,
     Actor,
     ActorGone,
     Ask,
     DeadlineExceeded,
     DeviceFailed,
+    Envelope,
     Message,
     Outlet,
     Overloaded,
@@ -58,7 +69,7 @@ class StreamClosed(Message, frozen=True):
     ticket: int
 
 
-Command = GenerateText | Leave | StreamClosed
+Command = GenerateText | Leave | StreamClosed | DrainQueue
 
 
 @attrs.define(eq=False)
@@ -95,12 +106,22 @@ class DelegateQueueActor(Actor[Command]):
         self._live: dict[int, _Stream] = {}
         """Those whose caller still listens."""
         self._running = 0
+        self._draining = False
+        self._drainers: list[Envelope] = []
         self._service_seconds = 1.0
         self._arrivals = self._completed = self._refused = self._cancelled = self._expired = self._failed = 0
         self._joined = self._finished = self._left = self._broken = 0
         self._prompt_tokens = self._generated_tokens = 0
 
     async def on_message(self, message: Command) -> Any:
+        answer = self._handle(message)
+        if self._drainers and self._quiet:
+            for envelope in self._drainers:
+                envelope.answer(QueueDrained())
+            self._drainers.clear()
+        return answer
+
+    def _handle(self, message: Command) -> Any:
         match message:
             case GenerateText():
                 return self._generate(message)
@@ -108,7 +129,20 @@ class DelegateQueueActor(Actor[Command]):
                 return self._leave(message)
             case StreamClosed():
                 return self._close(message)
+            case DrainQueue():
+                return self._drain()
         assert_never(message)
+
+    @property
+    def _quiet(self) -> bool:
+        return not self._live and not self._running
+
+    def _drain(self) -> Any:
+        self._draining = True
+        if self._quiet:
+            return QueueDrained()
+        self._drainers.append(self.envelope)
+        return LATER
 
     def on_undelivered(self, message: Any, answer: Any) -> None:
         if isinstance(answer, Enqueued):
@@ -127,6 +161,8 @@ class DelegateQueueActor(Actor[Command]):
         self._arrivals += 1
         ticket = next(self._tickets)
         try:
+            if self._draining:
+                raise unloading(self._model)
             self._engine.abilities.check(message.request, self._engine.info.backend)
             seated = self.gate.arrive(ticket, now=now, deadline=self.envelope.deadline)
         except DeadlineExceeded:

@@ -17,13 +17,26 @@ import attrs
 import msgspec
 import trio
 
-from tripower.runtime.engine import Backend, LoadedModel, LoadSpecification, Progress, StepEngine, StepTable
-from tripower.runtime.kernel import LATER, Actor, Ask, DeviceFailed, LaneJob, Message, ModelRefused, Port, Ref, TripowerError
+from tripower.runtime.engine import Backend, LoadSpecification, Progress, StepEngine, StepTable
+from tripower.runtime.engine.encoder import EncoderEngine, LaneModel, Vectors
+from tripower.runtime.kernel import (
+    LATER,
+    Actor,
+    ActorGone,
+    Ask,
+    DeviceFailed,
+    LaneJob,
+    Message,
+    ModelRefused,
+    Port,
+    Ref,
+    TripowerError,
+)
 
 log = logging.getLogger("tripower.device")
 
 
-class LoadEngine(Ask[LoadedModel], frozen=True):
+class LoadEngine(Ask["LaneModel"], frozen=True):
     """Make a model resident. The envelope carries a `LoadOrder`. Answered when it is there; giving up stops the load."""
 
     specification: LoadSpecification
@@ -68,7 +81,19 @@ class StepsDone(Message, frozen=True):
     explanation: str = ""
 
 
-Command = LoadEngine | UnloadEngine | RunSteps
+class EncodeRows(Ask["RowsEncoded"], frozen=True):
+    """Turn rows into vectors. The envelope carries an `EncodingOrder`. Giving up ends it at the next piece of work."""
+
+    name: str
+
+
+class RowsEncoded(Message, frozen=True):
+    """The vectors are in the order's array."""
+
+    rows: int
+
+
+Command = LoadEngine | UnloadEngine | RunSteps | EncodeRows
 
 
 @attrs.frozen
@@ -82,6 +107,15 @@ class StepOrder:
     engine: StepEngine
     table: StepTable
     reply_to: Ref[Any]
+
+
+@attrs.frozen
+class EncodingOrder:
+    """`vectors` has a place for each row, and belongs to the lane until the answer."""
+
+    engine: EncoderEngine
+    rows: Sequence[Sequence[int]]
+    vectors: Vectors
 
 
 class DeviceStatistics(msgspec.Struct, frozen=True):
@@ -127,6 +161,8 @@ class DeviceActor(Actor[Command]):
                 return self._unload(message)
             case RunSteps():
                 return self._run_steps(message)
+            case EncodeRows():
+                return self._encode_rows(message)
         assert_never(message)
 
     async def on_end(self) -> None:
@@ -200,7 +236,7 @@ class DeviceActor(Actor[Command]):
     def _load(self, message: LoadEngine) -> Any:
         self._check_usable()
         envelope, order = self.envelope, self.envelope.live
-        model_box: list[LoadedModel] = []
+        model_box: list[LaneModel] = []
 
         def work() -> Generator[None, None, None]:
             for model in order.backend.load(message.specification, order.progress):
@@ -232,7 +268,9 @@ class DeviceActor(Actor[Command]):
         self._close_engine(message.name, envelope.live, done)
         return LATER
 
-    def _close_engine(self, name: str, engine: StepEngine, on_done: Callable[[Any, TripowerError | None], None]) -> None:
+    def _close_engine(
+        self, name: str, engine: StepEngine | EncoderEngine, on_done: Callable[[Any, TripowerError | None], None]
+    ) -> None:
         self._submit(f"unload {name}", partial(_close_engine, engine), on_done, stoppable=False)
 
     def _run_steps(self, message: RunSteps) -> None:
@@ -270,6 +308,25 @@ class DeviceActor(Actor[Command]):
             request_turn=table.request_turn,
         )
 
+    def _encode_rows(self, message: EncodeRows) -> Any:
+        self._check_usable()
+        envelope = self.envelope
+        order: EncodingOrder = envelope.live
+
+        def work() -> Generator[None, None, bool]:
+            yield from order.engine.encode(order.rows, order.vectors)
+            return True
+
+        def done(complete: Any, error: TripowerError | None) -> None:
+            if complete and error is None:
+                envelope.answer(RowsEncoded(len(order.rows)))
+            else:
+                envelope.refuse(error or ActorGone(f"{self._device} ended before the vectors were complete"))
+
+        job = self._submit(f"encode {message.name}", work, done)
+        envelope.on_abandon = job.stop
+        return LATER
+
     def statistics(self) -> DeviceStatistics:
         return DeviceStatistics(
             device=self._device,
@@ -286,7 +343,7 @@ class DeviceActor(Actor[Command]):
 # What runs on the lane. No Trio here.
 
 
-def _close_engine(engine: StepEngine) -> Generator[None, None, None]:
+def _close_engine(engine: StepEngine | EncoderEngine) -> Generator[None, None, None]:
     engine.close()
     yield
 

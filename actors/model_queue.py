@@ -26,16 +26,19 @@ from tripower.runtime.admission import Gate, GateStatistics
 from tripower.runtime.batching import Batch, BatchStatistics, Member
 from tripower.runtime.engine import LoadedModel, SamplingParameters, StepTable
 from tripower.runtime.kernel import (
+    LATER,
     Actor,
     ActorGone,
     Ask,
     DeadlineExceeded,
+    Envelope,
     InvalidRequest,
     Message,
     Outlet,
     Overloaded,
     Ref,
     TripowerError,
+    Unavailable,
 )
 
 log = logging.getLogger("tripower.queue")
@@ -71,16 +74,29 @@ class Leave(Message, frozen=True):
     expired: bool = False
 
 
+class DrainQueue(Ask["QueueDrained"], frozen=True):
+    """Take no more requests. Answered when nobody is left; a queue that ends first answers nothing."""
+
+
+class QueueDrained(Message, frozen=True):
+    """Nobody waits or runs, and no step does. The queue takes no more."""
+
+
 class CloseStates(Message, frozen=True):
     """From the queue to itself: the batch has been empty for a moment, so free what the device still holds of it."""
 
 
-Command = Generate | Leave | StepsCommitted | StepsDone | CloseStates
+Command = Generate | Leave | StepsCommitted | StepsDone | DrainQueue | CloseStates
 
 
 def outlet_room(max_tokens: int) -> int:
     """Events that one generation can have at most: the start, a chunk for each token, the end."""
     return max_tokens + 2
+
+
+def unloading(model: str) -> Unavailable:
+    """What somebody hears who found the queue just before it closed."""
+    return Unavailable(f"{model} is being unloaded; the next request loads it again", code="model_unloading", retry_after=1.0)
 
 
 @attrs.frozen(kw_only=True)
@@ -155,6 +171,8 @@ class ModelQueueActor(Actor[Command]):
         self._seen_steps = 0
         self._failures = 0
         self._closing = False
+        self._draining = False
+        self._drainers: list[Envelope] = []
         self._service_seconds = 1.0
         self._arrivals = self._completed = self._refused = self._cancelled = self._expired = self._failed = 0
         self._prompt_tokens = self._generated_tokens = 0
@@ -173,6 +191,14 @@ class ModelQueueActor(Actor[Command]):
         self._advance()  # what an instance before this one left behind is closed
 
     async def on_message(self, message: Command) -> Any:
+        answer = self._handle(message)
+        if self._drainers and self._quiet:
+            for envelope in self._drainers:
+                envelope.answer(QueueDrained())
+            self._drainers.clear()
+        return answer
+
+    def _handle(self, message: Command) -> Any:
         match message:
             case Generate():
                 return self._generate(message)
@@ -182,9 +208,22 @@ class ModelQueueActor(Actor[Command]):
                 return self._commit_steps(message.steps) if message.job == self._job else None
             case StepsDone():
                 return self._end_job(message) if message.job == self._job else None
+            case DrainQueue():
+                return self._drain()
             case CloseStates():
                 return self._close_states()
         assert_never(message)
+
+    @property
+    def _quiet(self) -> bool:
+        return not self._live and not self._batch.running
+
+    def _drain(self) -> Any:
+        self._draining = True
+        if self._quiet:
+            return QueueDrained()
+        self._drainers.append(self.envelope)
+        return LATER
 
     def on_undelivered(self, message: Any, answer: Any) -> None:
         if isinstance(answer, Enqueued):
@@ -203,6 +242,8 @@ class ModelQueueActor(Actor[Command]):
         self._arrivals += 1
         ticket = next(self._tickets)
         try:
+            if self._draining:
+                raise unloading(self._model)
             self._check_request(message)
             seated = self.gate.arrive(ticket, now=now, deadline=self.envelope.deadline)
         except DeadlineExceeded:

@@ -2,6 +2,9 @@
 
 Its entries go `unloaded` → `loading` → `loaded`, or back to `unloaded` with the error of the last try. Everybody who waits for one
 load gets its result; who gives up does not disturb the rest, and when the last has given up the load is stopped.
+
+On request they go `loaded` → `unloading` → `unloaded`: the queue takes no more, its requests come to their ends, then the memory is freed.
+Who asks for the model meanwhile gets the next load. A load that is on its way is stopped instead.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, assert_never
 
 import attrs
@@ -18,7 +22,8 @@ import trio
 
 from tripower.actors.delegate_queue import DelegateQueueActor
 from tripower.actors.device import LoadEngine, LoadOrder, UnloadEngine
-from tripower.actors.model_queue import ModelQueueActor, QueueLimits
+from tripower.actors.embedding_queue import EmbeddingQueueActor
+from tripower.actors.model_queue import DrainQueue, ModelQueueActor, QueueLimits
 from tripower.runtime.engine import (
     Backend,
     Certificate,
@@ -31,10 +36,13 @@ from tripower.runtime.engine import (
     SamplingParameters,
     StepEngine,
 )
+from tripower.runtime.engine.encoder import EncoderEngine, LaneModel, LoadedEncoder
 from tripower.runtime.kernel import (
     LATER,
     Actor,
+    ActorGone,
     Ask,
+    DeviceFailed,
     Envelope,
     Message,
     ModelRefused,
@@ -56,7 +64,7 @@ class ReadyModel:
 
     name: str
     queue: Ref[Any]
-    loaded: LoadedModel | LoadedDelegate
+    loaded: LaneModel | LoadedDelegate
 
     @property
     def info(self) -> EngineInfo:
@@ -64,18 +72,37 @@ class ReadyModel:
 
     @property
     def recommended(self) -> SamplingParameters | None:
-        """What the model file recommends; None where the engine sees to that itself."""
+        """What the model file recommends; None where the engine sees to that itself, and where nothing is drawn."""
         return self.loaded.text.recommended if isinstance(self.loaded, LoadedModel) else None
 
     @property
     def has_chat_template(self) -> bool:
         """Whether it can be asked a conversation."""
         loaded = self.loaded
+        if isinstance(loaded, LoadedEncoder):
+            return False
         return loaded.text.has_chat_template if isinstance(loaded, LoadedModel) else loaded.engine.abilities.chat
+
+    @property
+    def embeds(self) -> bool:
+        """Whether it turns texts into vectors, and generates nothing."""
+        return isinstance(self.loaded, LoadedEncoder)
 
 
 class EnsureLoaded(Ask[ReadyModel], frozen=True):
     """Load a model unless it is there. The envelope may carry a `Progress`. Answered when it can be used."""
+
+    name: str
+
+
+class UnloadModel(Ask["ModelUnloaded"], frozen=True):
+    """Free a model when nobody uses it any more; it is loaded again for whoever asks next. Giving up does not keep it loaded."""
+
+    name: str
+
+
+class ModelUnloaded(Message, frozen=True):
+    """Its memory is free, or it was not loaded."""
 
     name: str
 
@@ -107,12 +134,18 @@ class ModelList(Message, frozen=True):
 
 
 class LoadEnded(Message, frozen=True):
-    """From the registry's own load task. The envelope carries a `LoadedModel` or a `LoadedDelegate`, or the error."""
+    """From the registry's own load task. The envelope carries what was loaded, or the error."""
 
     name: str
 
 
-Command = EnsureLoaded | ListModels | LoadEnded
+class UnloadEnded(Message, frozen=True):
+    """From the registry's own unload task. The envelope carries None, or the error."""
+
+    name: str
+
+
+Command = EnsureLoaded | UnloadModel | ListModels | LoadEnded | UnloadEnded
 
 
 @attrs.frozen(kw_only=True)
@@ -172,7 +205,9 @@ class _Entry:
     waiters: list[Envelope] = attrs.Factory(list)
     progress: list[Progress] = attrs.Factory(list)
     scope: trio.CancelScope | None = None
-    loaded: LoadedModel | LoadedDelegate | None = None
+    unloaders: list[Envelope] = attrs.Factory(list)
+    """Who wants it unloaded, and waits."""
+    loaded: LaneModel | LoadedDelegate | None = None
     queue: Ref[Any] | None = None
     tickets: Iterator[int] = attrs.Factory(itertools.count)
     sequences: Iterator[int] = attrs.Factory(itertools.count)
@@ -204,10 +239,14 @@ class ModelRegistryActor(Actor[Command]):
         match message:
             case EnsureLoaded():
                 return self._ensure_loaded(message)
+            case UnloadModel():
+                return self._begin_unload(message)
             case ListModels():
                 return ModelList(tuple(self._card(entry) for entry in self._entries.values()))
             case LoadEnded():
                 return self._end_load(message)
+            case UnloadEnded():
+                return self._end_unload(message)
         assert_never(message)
 
     async def on_end(self) -> None:
@@ -217,28 +256,30 @@ class ModelRegistryActor(Actor[Command]):
             if entry.loaded is not None:
                 await self._unload(entry.source.name, entry.loaded)
 
-    async def _unload(self, name: str, loaded: LoadedModel | LoadedDelegate) -> None:
-        """Free a model, whoever runs it."""
-        if isinstance(loaded, LoadedModel):
-            await self._unload_engine(name, loaded.engine)
-            return
+    async def _unload(self, name: str, loaded: LaneModel | LoadedDelegate) -> TripowerError | None:
+        """Free a model, whoever runs it; what went wrong is returned, since it must not keep the other models loaded."""
+        if isinstance(loaded, LaneModel):
+            return await self._unload_engine(name, loaded.engine)
         try:
             await loaded.engine.close()
-        except Exception:  # one delegate's fault must not keep the other models loaded
+        except Exception as error:  # the one seam where a delegate's exceptions become ours
             log.exception("%s could not be closed", name)
+            return DeviceFailed(f"{name} could not be closed: {type(error).__name__}", code="unload_failed")
+        return None
 
-    async def _unload_engine(self, name: str, engine: StepEngine) -> None:
+    async def _unload_engine(self, name: str, engine: StepEngine | EncoderEngine) -> TripowerError | None:
         """Free a model on its lane. A device that crashed still ends its steps and comes back: nothing is freed under it."""
         while not self._device.ended:
             try:
                 await self._device.ask(UnloadEngine(name), live=engine)
-                return
+                return None
             except Unavailable:
                 await trio.sleep(DEVICE_RETRY_SECONDS)
             except TripowerError as error:
                 log.error("%s could not be unloaded: %s", name, error)
-                return
+                return error
         engine.close()  # the device has gone for good, and its lane with it: nobody else can use the engine
+        return None
 
     def _entry(self, name: str) -> _Entry:
         entry = self._entries.get(name)
@@ -251,21 +292,24 @@ class ModelRegistryActor(Actor[Command]):
                 log.exception("looking for the model %r failed", name)
                 raise Unavailable(f"looking for the model {name!r} failed", code="model_lookup_failed") from error
             if source is None:
-                known = ", ".join(sorted(self._entries)) or "none"
-                raise NotFound(f"there is no model {name[:200]!r}; known: {known}", param="model")
+                raise self._not_found(name)
             entry = self._entries[name] = _Entry(source, int(time.time()))
         return entry
 
+    def _not_found(self, name: str) -> NotFound:
+        known = ", ".join(sorted(self._entries)) or "none"
+        return NotFound(f"there is no model {name[:200]!r}; known: {known}", param="model")
+
     def _ensure_loaded(self, message: EnsureLoaded) -> Any:
         entry = self._entry(message.name)
-        if entry.loaded is not None and entry.queue is not None:
+        if entry.state == "loaded" and entry.loaded is not None and entry.queue is not None:
             return ReadyModel(message.name, entry.queue, entry.loaded)
         envelope = self.envelope
         entry.waiters.append(envelope)
         if envelope.live is not None:
             entry.progress.append(envelope.live)
         envelope.on_abandon = lambda: self._lose_interest(entry, envelope)
-        if entry.state != "loading":
+        if entry.state == "unloaded":
             self._begin_load(entry)
         return LATER
 
@@ -304,7 +348,7 @@ class ModelRegistryActor(Actor[Command]):
                     log.exception("a listener to the load of %s failed", source.name)
 
         began = trio.current_time()
-        outcome: LoadedModel | LoadedDelegate | TripowerError = TripowerError(
+        outcome: LaneModel | LoadedDelegate | TripowerError = TripowerError(
             "the load was given up", code="load_stopped", status=503
         )
         with scope:
@@ -323,7 +367,7 @@ class ModelRegistryActor(Actor[Command]):
 
         def give_back() -> None:
             """The registry ended in between: the model is nobody's. A delegate that has not streamed holds nothing."""
-            if isinstance(loaded, LoadedModel) and not device.control(UnloadEngine(source.name), live=loaded.engine):
+            if isinstance(loaded, LaneModel) and not device.control(UnloadEngine(source.name), live=loaded.engine):
                 loaded.engine.close()
 
         if not self.ref.control(LoadEnded(source.name), live=outcome, on_dropped=give_back):
@@ -344,8 +388,14 @@ class ModelRegistryActor(Actor[Command]):
     def _end_load(self, message: LoadEnded) -> None:
         entry, outcome = self._entries[message.name], self.envelope.live
         given_up = entry.scope is not None and entry.scope.cancel_called
-        if isinstance(outcome, TripowerError) and given_up and entry.waiters:
-            self._begin_load(entry)  # for those who came after the last one had given up
+        if isinstance(outcome, TripowerError):
+            self._answer_unloaders(entry)
+            if given_up and entry.waiters:
+                self._begin_load(entry)  # for those who came after the last one had given up
+                return
+        elif entry.unloaders:  # it was complete before the lane heard so; who came since then waits for the next load
+            entry.scope, entry.loaded, entry.queue = None, outcome, self._spawn_queue(entry, outcome)
+            self._start_unload(entry)
             return
         waiters, entry.waiters = entry.waiters, []
         entry.scope = None
@@ -362,12 +412,64 @@ class ModelRegistryActor(Actor[Command]):
         for envelope in waiters:
             envelope.answer(ReadyModel(message.name, entry.queue, outcome))
 
-    def _spawn_queue(self, entry: _Entry, loaded: LoadedModel | LoadedDelegate) -> Ref[Any]:
+    def _begin_unload(self, message: UnloadModel) -> Any:
+        entry = self._entries.get(message.name)
+        if entry is None:
+            raise self._not_found(message.name)
+        if entry.state == "unloaded":
+            return ModelUnloaded(message.name)
+        entry.unloaders.append(self.envelope)
+        if entry.state == "loading" and entry.scope is not None:
+            stopped = Unavailable(f"{message.name} was unloaded while it was loading", code="load_stopped")
+            for envelope in entry.waiters:
+                envelope.refuse(stopped)
+            entry.waiters.clear()
+            entry.scope.cancel(reason="the model is not wanted any more")
+        elif entry.state == "loaded":
+            self._start_unload(entry)
+        return LATER
+
+    def _start_unload(self, entry: _Entry) -> None:
+        entry.state = "unloading"
+        self.start_soon(self._unload_used, entry, name=f"unload {entry.source.name}")
+
+    async def _unload_used(self, entry: _Entry) -> None:
+        """One unload, in a task of its own. Whoever is in the queue is waited for."""
+        name, queue, loaded = entry.source.name, entry.queue, entry.loaded
+        assert queue is not None, "a loaded model has a queue"
+        assert loaded is not None, "a loaded model is there"
+        with suppress(ActorGone):  # then nobody is left in it either
+            await queue.ask(DrainQueue())
+        await queue.stop()
+        error = await self._unload(name, loaded)
+        self.ref.control(UnloadEnded(name), live=error)
+
+    def _end_unload(self, message: UnloadEnded) -> None:
+        entry, error = self._entries[message.name], self.envelope.live
+        entry.state, entry.loaded, entry.queue = "unloaded", None, None
+        entry.error = error.message if error else ""
+        self._answer_unloaders(entry, error)
+        if entry.waiters:
+            self._begin_load(entry)
+
+    def _answer_unloaders(self, entry: _Entry, error: TripowerError | None = None) -> None:
+        unloaders, entry.unloaders = entry.unloaders, []
+        for envelope in unloaders:
+            if error is None:
+                envelope.answer(ModelUnloaded(entry.source.name))
+            else:
+                envelope.refuse(error)
+
+    def _spawn_queue(self, entry: _Entry, loaded: LaneModel | LoadedDelegate) -> Ref[Any]:
         name, device, limits = entry.source.name, self._device, self._limits.queue
         if isinstance(loaded, LoadedModel):
             return self.spawn(
                 lambda: ModelQueueActor(name, loaded, device, limits, tickets=entry.tickets, sequences=entry.sequences),
                 name=f"queue:{name}",
+            )
+        if isinstance(loaded, LoadedEncoder):
+            return self.spawn(
+                lambda: EmbeddingQueueActor(name, loaded, device, limits, tickets=entry.tickets), name=f"queue:{name}"
             )
         return self.spawn(lambda: DelegateQueueActor(name, loaded, limits, tickets=entry.tickets), name=f"queue:{name}")
 
@@ -400,6 +502,6 @@ class ModelRegistryActor(Actor[Command]):
         )
 
 
-def _report(name: str, loaded: LoadedModel | LoadedDelegate) -> EngineReport:
+def _report(name: str, loaded: LaneModel | LoadedDelegate) -> EngineReport:
     info = loaded.engine.info
     return EngineReport(name, info.backend, info.kernels, info.determinism, info.certificate)

@@ -18,7 +18,16 @@ from tripower.actors.dialogue import GenerationRequest, SamplingChoices
 from tripower.actors.model_queue import Generate, outlet_room
 from tripower.actors.model_registry import ReadyModel
 from tripower.backends.sampling import check_sampling
-from tripower.runtime.engine import DelegateRequest, EngineInfo, LoadedDelegate, LoadedModel, SamplingParameters, TextLayer
+from tripower.runtime.engine import (
+    ChatMessage,
+    DelegateRequest,
+    EngineInfo,
+    LoadedDelegate,
+    LoadedModel,
+    SamplingParameters,
+    TextLayer,
+)
+from tripower.runtime.engine.encoder import LoadedEncoder
 from tripower.runtime.kernel import InvalidRequest
 
 PLAIN_PROMPT_TOKENS = 16
@@ -48,6 +57,12 @@ async def prepare(ready: ReadyModel, request: GenerationRequest) -> Prepared:
             return await prepare_rows(ready.loaded, request)
         case LoadedDelegate():
             return prepare_delegate(ready.loaded, request)
+        case LoadedEncoder():
+            raise InvalidRequest(
+                f"{ready.name} makes embeddings and generates no text: send it to /v1/embeddings, or name another model",
+                code="unsupported_by_model",
+                param="model",
+            )
 
 
 async def prepare_rows(loaded: LoadedModel, request: GenerationRequest) -> Prepared:
@@ -71,7 +86,7 @@ def prepare_delegate(loaded: LoadedDelegate, request: GenerationRequest) -> Prep
     if max_tokens is None and request.messages is None:
         max_tokens = PLAIN_PROMPT_TOKENS
     asking = DelegateRequest(
-        messages=request.messages,
+        messages=_without_developers(request.messages),
         prompt=request.prompt,
         max_tokens=max_tokens,
         stop=request.stop,
@@ -80,6 +95,15 @@ def prepare_delegate(loaded: LoadedDelegate, request: GenerationRequest) -> Prep
     )
     loaded.engine.abilities.check(asking, info.backend)
     return Prepared(GenerateText(asking), OUTLET_ROOM, 0, request.sampling.seed or 0)
+
+
+def _without_developers(messages: tuple[ChatMessage, ...] | None) -> tuple[ChatMessage, ...] | None:
+    """What a developer says is said by the system: nobody knows what another engine's template makes of the newer word."""
+    if messages is None:
+        return None
+    return tuple(
+        msgspec.structs.replace(message, role="system") if message.role == "developer" else message for message in messages
+    )
 
 
 async def _tokens(request: GenerationRequest, info: EngineInfo, text: TextLayer) -> list[int]:

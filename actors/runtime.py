@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import attrs
@@ -16,6 +17,7 @@ import trio
 
 from tripower.actors.device import DeviceActor, DeviceStatistics
 from tripower.actors.dialogue import GenerationRequest
+from tripower.actors.embedding import EmbeddingRequest, Embeddings, embed
 from tripower.actors.generation import Generation
 from tripower.actors.model_queue import QueueLimits, QueueStatistics
 from tripower.actors.model_registry import (
@@ -29,6 +31,7 @@ from tripower.actors.model_registry import (
     ModelSource,
     ReadyModel,
     RegistryStatistics,
+    UnloadModel,
 )
 from tripower.actors.system import ROOT_SUPERVISION, LocateParts, Parts, SystemActor
 from tripower.runtime.engine import Backend, DelegateBackend, Progress
@@ -62,7 +65,9 @@ class RuntimePlan:
     sources: tuple[ModelSource, ...] = ()
     limits: LoadLimits
     find_model: FindModel = lambda name: None
-    open_port: Callable[[], Port] = lambda: open_port("cpu0")
+    device: str = "cpu0"
+    """The name of the lane, for people: the processor's, or the accelerator's that models are loaded on."""
+    open_port: Callable[[], Port] = attrs.Factory(lambda plan: partial(open_port, plan.device), takes_self=True)
     stall_seconds: float = 120.0
     supervision: Supervision | None = None
     on_instance: Callable[[str, Actor[Any]], None] = lambda name, actor: None
@@ -81,9 +86,14 @@ class Runtime:
 
     def generate(self, request: GenerationRequest, *, deadline: float = NEVER) -> Generation:
         """One answer, as an async context manager; nothing happens before it is entered."""
-        return Generation(self._find, request, deadline)
+        return Generation(self.ready, request, deadline)
 
-    async def _find(self, name: str, deadline: float) -> ReadyModel:
+    async def embed(self, request: EmbeddingRequest, *, deadline: float = NEVER) -> Embeddings:
+        """The vectors of some texts. Blocks; see `actors.embedding.embed` for what it raises."""
+        return await embed(self.ready, request, deadline)
+
+    async def ready(self, name: str, deadline: float = NEVER) -> ReadyModel:
+        """A model for a request: loaded on demand. Raises `Overloaded` (`draining`) while the server shuts down; else like `load`."""
         if self._draining:
             raise Overloaded("the server is shutting down", code="draining", retry_after=5.0)
         ready = self._ready.get(name)
@@ -95,6 +105,14 @@ class Runtime:
         """Wait until a model is resident; single flight. `progress` is called on the lane's thread."""
         ready: ReadyModel = await self._parts.registry.ask(EnsureLoaded(name), deadline=deadline, live=progress)
         return ready
+
+    async def unload(self, name: str, *, deadline: float = NEVER) -> None:
+        """Wait until a model's memory is free: whoever uses it is waited for, whoever comes later gets it loaded again.
+
+        The model is unloaded whether the caller waits or not. Raises `NotFound`, `DeadlineExceeded`, `DeviceFailed`.
+        """
+        self._ready.pop(name, None)
+        await self._parts.registry.ask(UnloadModel(name), deadline=deadline)
 
     async def models(self) -> Sequence[ModelCard]:
         """What can be asked for."""
@@ -138,9 +156,10 @@ async def open_actors(plan: RuntimePlan) -> AsyncIterator[Runtime]:
     async with open_actor_system(plan.on_instance) as system:
         root = system.spawn(
             lambda: SystemActor(
-                lambda: DeviceActor("cpu0", plan.open_port, stall_seconds=plan.stall_seconds),
+                lambda: DeviceActor(plan.device, plan.open_port, stall_seconds=plan.stall_seconds),
                 lambda device: ModelRegistryActor(device, plan.backends, plan.sources, plan.limits, plan.find_model),
                 supervision=plan.supervision,
+                device=plan.device,
             ),
             name="system",
             supervision=ROOT_SUPERVISION,

@@ -44,14 +44,16 @@ class SystemActor(Actor[Command]):
         make_registry: Callable[[Ref[Any]], ModelRegistryActor],
         *,
         supervision: Supervision | None = None,
+        device: str = "cpu0",
     ) -> None:
+        self._device = device
         self._make_device = make_device
         self._make_registry = make_registry
         self._supervision = supervision
         self._started: list[Ref[Any]] = []
 
     async def on_start(self) -> None:
-        device = self.spawn(self._make_device, name="device:cpu0", supervision=self._supervision)
+        device = self.spawn(self._make_device, name=f"device:{self._device}", supervision=self._supervision)
         self._started.append(device)
         registry = self.spawn(lambda: self._make_registry(device), name="registry", supervision=self._supervision)
         self._started.append(registry)

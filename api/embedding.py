@@ -19,6 +19,7 @@ import msgspec
 import trio
 
 from tripower.actors.dialogue import GenerationRequest, SamplingChoices
+from tripower.actors.embedding import WHOLE, EmbeddingRequest, Embeddings
 from tripower.actors.generation import Generation
 from tripower.actors.model_registry import ModelCard
 from tripower.actors.runtime import Health, Runtime, RuntimePlan, open_actors
@@ -76,15 +77,34 @@ class EmbeddedRuntime:
         """The continuation of a text, or of token ids. Otherwise like `chat`."""
         return self._generate(model, options, prompt=prompt if isinstance(prompt, str) else tuple(prompt))
 
+    async def embed(
+        self,
+        model: str,
+        input: str | Sequence[int] | Sequence[str | Sequence[int]],
+        *,
+        dimensions: int | None = None,
+        truncate: bool | int = False,
+        deadline: float | None = None,
+        timeout: float | None = None,
+    ) -> Embeddings:
+        """Vectors of unit length for texts or rows of token ids, float32 [inputs, dimensions], in the order of the inputs. Blocks.
+
+        `truncate` lets the end of a longer input be lost: to what the model takes, or to a number of tokens. Raises `InvalidRequest`
+        naming the input or option, and what `load` and a full queue raise. Cancelling it frees the seat at the next piece of work.
+        """
+        what = input if isinstance(input, str) else [each if isinstance(each, str | int) else tuple(each) for each in input]
+        shortened = {True: WHOLE, False: None}[truncate] if isinstance(truncate, bool) else truncate
+        fields = {"model": model, "input": what, "dimensions": dimensions, "truncate": shortened}
+        try:
+            request = msgspec.convert(fields, EmbeddingRequest)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(f"an option cannot be used: {error}") from error
+        return await self.runtime.embed(request, deadline=earliest(deadline, timeout))
+
     def _generate(self, model: str, options: GenerationOptions, **what: Any) -> Generation:
         given: dict[str, Any] = dict(options)
         deadline, timeout = given.pop("deadline", None), given.pop("timeout", None)
-        if any(
-            seconds is not None and (not isinstance(seconds, int | float) or math.isnan(seconds))
-            for seconds in (deadline, timeout)
-        ):
-            raise InvalidRequest("a deadline is a number of seconds", param="deadline")
-        deadline = min(NEVER if deadline is None else deadline, deadline_after(timeout))
+        deadline = earliest(deadline, timeout)
         return self.runtime.generate(make_request(model, given, **what), deadline=deadline)
 
     async def load(
@@ -109,6 +129,15 @@ class EmbeddedRuntime:
     def statistics(self) -> list[ActorStatistics]:
         """Every actor, parents before children. Synchronous."""
         return self.runtime.statistics()
+
+
+def earliest(deadline: Any, timeout: Any) -> float:
+    """The deadline that an absolute one and a number of seconds from now make. Raises `InvalidRequest` for what is no number."""
+    if any(
+        seconds is not None and (not isinstance(seconds, int | float) or math.isnan(seconds)) for seconds in (deadline, timeout)
+    ):
+        raise InvalidRequest("a deadline is a number of seconds", param="deadline")
+    return min(NEVER if deadline is None else deadline, deadline_after(timeout))
 
 
 @asynccontextmanager

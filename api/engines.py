@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from tripower.api.pull.model_format import detect_format
+from tripower.backends.embedded.shape import folder_of, is_encoder, read_shape
 from tripower.backends.model_file import is_complete_checkpoint
 from tripower.backends.proxy import FORM, PREFIX, parse_upstream
 from tripower.runtime.configuration import Configuration
@@ -21,6 +22,8 @@ from tripower.runtime.host import ModelNeeds
 from tripower.runtime.kernel.errors import InvalidConfiguration, InvalidRequest, ModelRefused
 
 AUTO, PICOLM, LLAMACPP, MISTRALRS, PROXY, TOY = "auto", "picolm", "llamacpp", "mistralrs", "proxy", "toy"
+EMBEDDED = "embedded"
+"""Runs models that make embeddings. It is not chosen by name: no other engine runs them, and it runs no others."""
 FILE_ENGINES = (PICOLM, LLAMACPP, MISTRALRS)
 UNKNOWN_CONTEXT = 1 << 24
 """Tokens: no bound of ours, for a model whose header only another engine understands."""
@@ -119,6 +122,14 @@ def choose_engine(path: Path, what: str, wanted: str = AUTO) -> EngineChoice:
 
 
 def _choose_for_checkpoint(path: Path, what: str, wanted: str) -> EngineChoice:
+    if is_encoder(path):
+        if wanted != AUTO:
+            raise ModelRefused(
+                f"{what} makes embeddings, and {wanted} runs no such model here: leave out --backend",
+                code="unsupported_model_format",
+            )
+        read_shape(folder_of(path))
+        return EngineChoice(EMBEDDED, "it makes embeddings")
     if wanted not in (AUTO, PICOLM):
         raise ModelRefused(
             f"{what} is a SafeTensors checkpoint, and only picolm runs those here, not {wanted}: leave out --backend",

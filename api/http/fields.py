@@ -54,6 +54,7 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
     "min_tokens": Unsupported((0,), "use ignore_eos with a token limit"),
     "n_predict": Unsupported((), _LENGTH),
     "max_new_tokens": Unsupported((), _LENGTH),
+    "normalize": Unsupported((True,), "vectors always have unit length"),
     "truncate_prompt_tokens": Unsupported((), "shorten the prompt"),
     "tools": Unsupported(([],), _NO_TOOLS),
     "tool_choice": Unsupported(("none", "auto"), _NO_TOOLS),

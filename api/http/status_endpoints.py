@@ -1,9 +1,11 @@
-"""`GET /v1/models`, `/v1/models/{id}`, `/health`, `/ready` and `/metrics`."""
+"""`GET /v1/models` (also `/models`), `/v1/models/{id}`, `/health`, `/ready` and `/metrics`."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+from msgspec import UNSET, UnsetType
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
@@ -13,6 +15,48 @@ from tripower.api.http.exchange import EXCHANGE, Exchange
 from tripower.api.http.metrics import KernelCollector
 from tripower.api.http.service import Service
 from tripower.runtime.kernel import NotFound
+
+
+class ModelStatus(msgspec.Struct, frozen=True):
+    """`unloaded`, `loading`, `loaded` or `unloading`; `failed` after a load that went wrong."""
+
+    value: str
+    failed: bool | UnsetType = UNSET
+
+
+class ModelFigures(msgspec.Struct, frozen=True):
+    """llama-server's names."""
+
+    n_ctx_train: int
+    n_params: int
+    size: int
+
+
+class ModelOut(msgspec.Struct, frozen=True, kw_only=True):
+    """A model as OpenAI lists it, with vLLM's `max_model_len`, llama-server's `meta` and `status`."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "tripower"
+    status: ModelStatus
+    max_model_len: int | UnsetType = UNSET
+    meta: ModelFigures | UnsetType = UNSET
+
+
+class ModelListOut(msgspec.Struct, frozen=True):
+    """Sorted by name."""
+
+    data: tuple[ModelOut, ...]
+    object: str = "list"
+
+
+class ReadyOut(msgspec.Struct, frozen=True):
+    """Whether new work is welcome, and if not, why."""
+
+    ready: bool
+    status: str
+    reasons: tuple[str, ...]
 
 
 class Models:
@@ -26,7 +70,7 @@ class Models:
         cards = sorted(await self._service.runtime.models(), key=lambda card: card.name)
         name = scope["path_params"].get("id")
         if name is None:
-            await exchange.answer(200, encode({"object": "list", "data": [model_out(card) for card in cards]}))
+            await exchange.answer(200, encode(ModelListOut(tuple(map(model_out, cards)))))
             return
         for card in cards:
             if card.name == name:
@@ -35,19 +79,15 @@ class Models:
         raise NotFound(f"there is no model {name[:200]!r}", param="model")
 
 
-def model_out(card: ModelCard) -> dict[str, Any]:
-    """A model as OpenAI lists it, with vLLM's `max_model_len`, llama-server's `meta` and `status`. No path of this machine."""
-    out: dict[str, Any] = {
-        "id": card.name,
-        "object": "model",
-        "created": card.created,
-        "owned_by": "tripower",
-        "status": {"value": card.state} | ({"failed": True} if card.error else {}),
-    }
-    if card.context:
-        out["max_model_len"] = card.context
-        out["meta"] = {"n_ctx_train": card.context, "n_params": card.parameters, "size": card.size_bytes}
-    return out
+def model_out(card: ModelCard) -> ModelOut:
+    """What clients see of a model. No path of this machine."""
+    return ModelOut(
+        id=card.name,
+        created=card.created,
+        status=ModelStatus(card.state, True if card.error else UNSET),
+        max_model_len=card.context or UNSET,
+        meta=ModelFigures(card.context, card.parameters, card.size_bytes) if card.context else UNSET,
+    )
 
 
 class Health:
@@ -58,8 +98,7 @@ class Health:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         health = self._service.runtime.health()
-        body = encode({"status": health.status, "reasons": health.reasons, "engines": health.engines})
-        await scope[EXCHANGE].answer(503 if health.status == "failing" else 200, body)
+        await scope[EXCHANGE].answer(503 if health.status == "failing" else 200, encode(health))
 
 
 class Ready:
@@ -71,7 +110,7 @@ class Ready:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         health = self._service.runtime.health()
         ready = health.status == "ok"
-        body = encode({"ready": ready, "status": health.status, "reasons": health.reasons})
+        body = encode(ReadyOut(ready, health.status, health.reasons))
         await scope[EXCHANGE].answer(200 if ready else 503, body)
 
 

@@ -28,7 +28,7 @@ STOP_CHARACTERS_MAX = 1024
 LOGIT_BIAS_MAX = 1024
 ROLES = {
     "system": "system",
-    "developer": "system",
+    "developer": "developer",
     "user": "user",
     "assistant": "assistant",
     "tool": "tool",
@@ -129,7 +129,7 @@ class ChatIn(TextIn, frozen=True, kw_only=True):
         self.check()
         return GenerationRequest(
             model=model,
-            messages=tuple(_message(index, message) for index, message in enumerate(self.messages)),
+            messages=conversation(self.messages),
             max_tokens=self.token_limit(),
             stop=self.stops(),
             ignore_eos=bool(self.ignore_eos),
@@ -184,6 +184,11 @@ class ExactCompletion(CompletionIn, frozen=True, kw_only=True, forbid_unknown_fi
 
 CHAT = RequestDecoder[ChatIn](ChatIn, ExactChat)
 COMPLETION = RequestDecoder[CompletionIn](CompletionIn, ExactCompletion)
+
+
+def conversation(messages: tuple[MessageIn, ...]) -> tuple[ChatMessage, ...]:
+    """Messages as the runtime takes them. Raises `InvalidRequest` naming the first that it cannot take."""
+    return tuple(_message(index, message) for index, message in enumerate(messages))
 
 
 def _message(index: int, message: MessageIn) -> ChatMessage:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import trio
+
 from tripower.api.pull.builtin import BUILT_INS
 from tripower.api.pull.progress import ProgressCallback, ignore_progress
 from tripower.api.pull.pull import pull, pull_blocking
@@ -17,7 +19,10 @@ from tripower.api.pull.sources import (
     split_name,
 )
 from tripower.runtime.kernel.errors import InvalidRequest, NotFound
-from tripower.runtime.store import Store
+from tripower.runtime.store import Manifest, Store
+
+CONFIGURATION = "config.json"
+"""A model that comes with one is a checkpoint of several files."""
 
 
 def resolve(reference: str, store: Store) -> Path:
@@ -40,7 +45,7 @@ def resolve(reference: str, store: Store) -> Path:
         if manifest is None and text in BUILT_INS:
             manifest = store.find_source(parse_source(text).text)
     if manifest is not None:
-        return store.path(manifest)
+        return stored_path(manifest, store)
     if looks_like_source(text) or text in BUILT_INS:
         raise NotFound(f"{text} is not on this machine yet: run `tripower pull {text}` first")
     raise _unknown(text, store)
@@ -53,7 +58,7 @@ async def obtain(reference: str, *, store: Store, progress: ProgressCallback = i
     except NotFound:
         if not can_pull(reference):
             raise
-    return store.path(await pull(reference, store=store, progress=progress))
+    return await trio.to_thread.run_sync(stored_path, await pull(reference, store=store, progress=progress), store)
 
 
 def ensure_model(name: str, *, store: Store | None = None, progress: ProgressCallback = ignore_progress) -> Path:
@@ -64,7 +69,14 @@ def ensure_model(name: str, *, store: Store | None = None, progress: ProgressCal
     except NotFound:
         if not can_pull(name):
             raise
-    return store.path(pull_blocking(name, store=store, progress=progress))
+    return stored_path(pull_blocking(name, store=store, progress=progress), store)
+
+
+def stored_path(manifest: Manifest, store: Store) -> Path:
+    """What an engine opens: the model's one file, or the folder of a checkpoint. Blocks."""
+    if any(file.name == CONFIGURATION for file in manifest.files):
+        return store.folder(manifest)
+    return store.path(manifest)
 
 
 def display_name(reference: str, store: Store) -> str:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         TokenChunk,
         Usage,
     )
+    from tripower.actors.embedding import Embeddings
     from tripower.actors.generation import Generation
     from tripower.actors.model_registry import ModelCard
     from tripower.actors.runtime import Health
@@ -63,6 +64,7 @@ _HOMES = {
         "TokenChunk",
         "Usage",
     ),
+    "tripower.actors.embedding": ("Embeddings",),
     "tripower.actors.generation": ("Generation",),
     "tripower.actors.model_registry": ("ModelCard",),
     "tripower.actors.runtime": ("Health",),
@@ -99,6 +101,7 @@ __all__ = [
     "DeadlineExceeded",
     "DeviceFailed",
     "EmbeddedRuntime",
+    "Embeddings",
     "EngineSettings",
     "Failed",
     "Generation",

@@ -142,9 +142,10 @@ class LlamacppEngine:
                     return
             else:
                 self._run_ahead(table)
-                if not table.turn:
+                if table.turn:
+                    table.take_turn()
+                if not any(table.pending) or table.stop or table.steps_done >= table.steps_max:
                     return
-                table.take_turn()
             yield
 
     def logits(self, sequence: int, tokens: Sequence[int]) -> NDArray[np.float32]:

@@ -25,15 +25,18 @@ from tripower.backends.picolm.native.emit import I1, I8, I32, I64, PTR, Function
 from tripower.backends.picolm.native.target import Target, host_target, target_machine
 from tripower.backends.sampling import is_plain_greedy
 from tripower.runtime.engine import StepTable
-from tripower.runtime.engine.step_table import INVALID_LOGITS, NOT_DRAWN, SIGNAL_FD, STEPS_DONE, STEPS_MAX, STOP, TURN
+from tripower.runtime.engine.step_table import INVALID_LOGITS, NOT_DRAWN, SIGNAL_FD, STEPS_DONE, STOP, TURN
 
 F32 = ir.FloatType()
 WORDS = (
     "control", "drawn", "evaluated", "slots_max", "last", "position", "remaining", "output_index",  # of the step table
-    "slots", "order", "place", "alive", "end_ids", "end_from", "row_slot",  # of the job
+    "slots", "steps_until", "order", "place", "alive", "end_ids", "end_from", "row_slot",  # of the job
     "batch", "token", "row_position", "row_place", "wanted", "context", "decode", "logits_of", "width",  # of llama.cpp
 )  # fmt: skip
 """The words of the loop's argument, int64: addresses and numbers."""
+
+STEPS_AHEAD = 32
+"""Steps of one call: a device that sees no boundary for minutes takes its lane for stuck."""
 
 SHIM = """
 define i32 @call_decode(ptr %decode, ptr %context, ptr %batch) {{
@@ -90,7 +93,8 @@ class RunAhead:
             for name in ("control", "drawn", "evaluated", "last", "position", "remaining", "output_index")
         }
         words = {name: array.ctypes.data for name, array in (arrays | of_table).items()}
-        words |= {"slots_max": table.slots_max, "slots": slots} | self._context.words
+        until = min(table.steps_max, first + STEPS_AHEAD)
+        words |= {"slots_max": table.slots_max, "slots": slots, "steps_until": until} | self._context.words
         status = self._call(np.array([words[name] for name in WORDS], np.int64).ctypes.data)
         _take_over(table, first, arrays["alive"].tolist())
         return int(status)
@@ -130,7 +134,7 @@ class _Loop(Function):
     def __init__(self, module: ir.Module) -> None:
         super().__init__(module, "run_ahead", [PTR], I64)
         self._words = {
-            name: self.load(self.args[0], index, I64 if name in ("slots_max", "slots", "width") else PTR)
+            name: self.load(self.args[0], index, I64 if name in ("slots_max", "slots", "steps_until", "width") else PTR)
             for index, name in enumerate(WORDS)
         }
 
@@ -154,7 +158,7 @@ def _emit_loop(module: ir.Module) -> None:
         asked = b.or_(f.load_shared(f["control"], STOP), f.load_shared(f["control"], TURN))
         f.leave_if(b.icmp_signed("!=", asked, i64(0)), leave)
         step = f.load(f["control"], STEPS_DONE, I64)
-        f.leave_if(b.icmp_signed(">=", step, f.load(f["control"], STEPS_MAX, I64)), leave)
+        f.leave_if(b.icmp_signed(">=", step, f["steps_until"]), leave)
         rows = _fill_batch(f)
         f.leave_if(b.icmp_signed("==", rows, i64(0)), leave)
         status.set(f.external("call_decode", I32, [f["decode"], f["context"], f["batch"]]))

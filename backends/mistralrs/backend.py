@@ -85,7 +85,7 @@ def open_runner(path: Path, threads: int) -> Any:
 
         source: Any = Which.GGUF(quantized_model_id=str(path.parent), quantized_filename=path.name)
         return Runner(which=source, max_seqs=SEQUENCES_MAX, prefix_cache_n=0, token_source="none")
-    except Exception as error:
+    except BaseException as error:  # a ValueError for nearly everything; a panic in Rust is no Exception
         raise ModelRefused(f"mistral.rs cannot load {path.name}: {first_line(error)}", code="model_refused") from error
 
 

@@ -64,9 +64,9 @@ class MistralrsEngine:
         """The whole answer. Blocks, on the stream's own thread."""
         try:
             yield from self._complete(request) if request.messages is None else self._chat(request)
-        except TripowerError:
+        except (TripowerError, GeneratorExit):
             raise
-        except Exception as error:
+        except BaseException as error:  # the seam where the library's exceptions become ours; a panic in Rust is no Exception
             raise _mapped(error, request) from error
 
     def _chat(self, request: DelegateRequest) -> Iterator[DelegateEvent]:
@@ -141,7 +141,7 @@ def _end(reason: str, usage: Any) -> DelegateEnd:
     return DelegateEnd(reason, usage.prompt_tokens, usage.completion_tokens)
 
 
-def _mapped(error: Exception, request: DelegateRequest) -> TripowerError:
+def _mapped(error: BaseException, request: DelegateRequest) -> TripowerError:
     text = " ".join(str(error).split())[:200]
     if text.startswith(TOO_LONG):
         return InvalidRequest(

@@ -16,6 +16,9 @@ import msgspec
 import torch
 
 from tripower.backends.model_file import ModelFile, make_text_layer, open_model
+from tripower.backends.picolm.accelerated.device import choose_device
+from tripower.backends.picolm.accelerated.load import device_room, estimate_weight_bytes, load_accelerated
+from tripower.backends.picolm.accelerated.weights import Precision
 from tripower.backends.picolm.architectures import find_architecture
 from tripower.backends.picolm.decoder import Decoder
 from tripower.backends.picolm.engine import PicolmEngine, kv_shape
@@ -27,29 +30,33 @@ from tripower.runtime.host import ModelNeeds
 from tripower.runtime.kernel.errors import ModelRefused, TripowerError
 
 if TYPE_CHECKING:
+    from tripower.backends.picolm.accelerated.engine import AcceleratedEngine
     from tripower.backends.picolm.native.engine import NativeEngine
+
+    AnyEngine = NativeEngine | PicolmEngine | AcceleratedEngine
 
 CONTEXT_MIN = 256
 """Positions below which a model is not worth loading, unless that was asked for or it was trained with fewer."""
 
 
 class PicolmBackend:
-    """A `Backend` for GGUF files and SafeTensors checkpoints on this machine's processor."""
+    """A `Backend` for GGUF files and SafeTensors checkpoints, on this machine's processor or on a CUDA device."""
 
     name = "picolm"
 
-    def __init__(self, kernels: str = "auto", kv_type: str = "f32") -> None:
+    def __init__(self, kernels: str = "auto", kv_type: str = "f32", device: str = "cpu") -> None:
         """`native` insists on generated code, `torch` on the float32 reference; `auto` takes what the machine and the model allow.
 
-        `kv_type`, `f32` or `f16`, is what generated code keeps states in.
+        `kv_type`, `f32` or `f16`, is what generated code and CUDA devices keep states in. `device` is `auto`, `cpu`, `cuda` or
+        `cuda:N`; on a CUDA device `torch` means float32 in everything.
         """
-        self._kernels, self._kv_type = kernels, kv_type
+        self._kernels, self._kv_type, self._device = kernels, kv_type, device
 
     def load(self, specification: LoadSpecification, progress: Progress) -> Iterator[LoadedModel | None]:
         """Yield None at boundaries and the model last. Raises `ModelRefused`. Blocks between boundaries for one tensor."""
         with _refusing(specification.name):
             with open_model(specification.source) as file:
-                plan = plan_load(file, specification, self._kernels, self._kv_type)
+                plan = plan_load(file, specification, self._kernels, self._kv_type, self._device)
                 yield None
                 text = make_text_layer(file)
                 yield None
@@ -66,16 +73,46 @@ class LoadPlan(msgspec.Struct, frozen=True):
     kv_type: str
     without_kernels: str
     """Why torch computes instead of generated code; empty if it does not."""
+    device: str = "cpu"
+    precision: Precision = "compact"
+    """Of weights on another device than the processor."""
 
 
-def plan_load(file: ModelFile, specification: LoadSpecification, kernels: str = "auto", kv_type: str = "f32") -> LoadPlan:
+def plan_load(
+    file: ModelFile, specification: LoadSpecification, kernels: str = "auto", kv_type: str = "f32", device: str = "cpu"
+) -> LoadPlan:
     """Check all that can be checked without reading weights; allocates nothing. Raises `ModelRefused`."""
+    chosen = choose_device(device)
     architecture = find_architecture(file)
     decoder = architecture.read_decoder(file)
     wanted = tuple(architecture.wanted(decoder))
     check_weights(file, wanted)
+    if chosen.type != "cpu":
+        return _plan_for_device(file, decoder, wanted, specification, kernels, kv_type, chosen)
     reason = _without_kernels(file, decoder, wanted, kernels, kv_type)
     return LoadPlan(decoder, wanted, choose_context(decoder, specification, kv_type), kv_type, reason)
+
+
+def _plan_for_device(
+    file: ModelFile,
+    decoder: Decoder,
+    wanted: tuple[Wanted, ...],
+    specification: LoadSpecification,
+    kernels: str,
+    kv_type: str,
+    device: torch.device,
+) -> LoadPlan:
+    """States have to fit beside the weights in the device's memory, and into what was allowed."""
+    if kernels == "native":
+        raise ModelRefused(
+            f"generated code runs on processors, not on {device}: leave engine.kernels at auto, or set engine.device to cpu",
+            code="kernels_unavailable",
+        )
+    precision: Precision = "float32" if kernels == "torch" else "compact"
+    room = device_room(device, estimate_weight_bytes(file, device, precision))
+    allowed = specification.state_bytes_max if room is None else min(specification.state_bytes_max, room)
+    context = choose_context(decoder, msgspec.structs.replace(specification, state_bytes_max=allowed), kv_type)
+    return LoadPlan(decoder, wanted, context, kv_type, "", str(device), precision)
 
 
 def estimate_needs(file: ModelFile, kernels: str = "auto", kv_type: str = "f32") -> ModelNeeds:
@@ -101,21 +138,37 @@ def state_bytes_per_position(decoder: Decoder, kv_type: str) -> int:
 
 def load_engine(
     file: ModelFile, plan: LoadPlan, specification: LoadSpecification, progress: Progress
-) -> Generator[None, None, NativeEngine | PicolmEngine]:
+) -> Generator[None, None, AnyEngine]:
     """Yield None at boundaries, return an engine that has passed its self-test. Raises `ModelRefused`.
 
     The engine keeps nothing of the file: it may be replaced afterwards.
     """
-    engine: NativeEngine | PicolmEngine
-    if plan.without_kernels:
+    engine: AnyEngine
+    if plan.device != "cpu":
+        engine = yield from load_accelerated(
+            file,
+            plan.decoder,
+            plan.wanted,
+            plan.context,
+            specification,
+            progress,
+            device=torch.device(plan.device),
+            precision=plan.precision,
+            kv_type=plan.kv_type,
+        )
+    elif plan.without_kernels:
         engine = yield from _load_torch(file, plan, specification, progress)
     else:
         from tripower.backends.picolm.native.load import load_native  # late: a machine without LLVM has the other path
 
         engine = yield from load_native(file, plan.decoder, plan.wanted, plan.context, specification, progress, plan.kv_type)
-    yield
-    _self_test(engine)
-    progress("self-test", 1.0)
+    try:
+        yield
+        _self_test(engine)
+        progress("self-test", 1.0)
+    except BaseException:
+        engine.close()
+        raise
     return engine
 
 
@@ -201,7 +254,7 @@ def _use_threads(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
-def _self_test(engine: NativeEngine | PicolmEngine) -> None:
+def _self_test(engine: AnyEngine) -> None:
     """Decode one token. Raises `ModelRefused` (`self_test_failed`) when the logits are not finite."""
     sequence = 0
     engine.open_sequence(sequence)

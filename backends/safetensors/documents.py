@@ -26,6 +26,9 @@ BYTES_MAX: Mapping[str, int] = {
     "tokenizer_config.json": 16 << 20,
     "special_tokens_map.json": 4 << 20,
     "chat_template.jinja": 1 << 20,
+    "modules.json": 1 << 20,
+    "sentence_bert_config.json": 1 << 20,
+    "1_Pooling/config.json": 1 << 20,
 }
 """Every file that is read, with the most bytes it may have; the largest known (Gemma's tokenizer) has a quarter of that."""
 

@@ -6,6 +6,7 @@ checkpoint.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -21,6 +22,9 @@ from tripower.runtime.engine.sampling_parameters import SamplingParameters
 from tripower.runtime.kernel.errors import InvalidRequest
 
 TEMPLATE_KEY = "tokenizer.chat_template"
+DEVELOPER = "developer"
+"""A role that most templates do not know: they get it as `system`, which it has taken the place of."""
+_KNOWS_DEVELOPER = re.compile(r"['\"]developer['\"]")
 TEMPERATURE_MAX = 100.0
 PENALTY_MAX = 100.0
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
@@ -44,6 +48,9 @@ class LayerTokenizer(Protocol):
 
     def piece(self, token: int) -> bytes:
         """The bytes that a token stands for; empty for control tokens and ids outside the vocabulary."""
+
+    def control_text(self, token: int) -> str:
+        """The text of a token that stands for no bytes; empty for ids outside the vocabulary."""
 
 
 class TemplatedTextLayer:
@@ -69,7 +76,9 @@ class TemplatedTextLayer:
         self._tokenizer = tokenizer
         self._template = ChatTemplate(template) if template else None
         self.has_chat_template = self._template is not None
-        self._special_texts = special_texts
+        self._developer = DEVELOPER if _KNOWS_DEVELOPER.search(template) else "system"
+        self.chat_template = template
+        self.special_texts = special_texts
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids, linear in the length of the text; see the tokenizer's own."""
@@ -81,6 +90,26 @@ class TemplatedTextLayer:
         Text of the template is recognised as control tokens, text of messages never. Raises `InvalidRequest`:
         `chat_template_missing`, `template_failed`, `template_budget_exceeded`, `invalid_value` for an unknown role.
         """
+        text, literal = self._render(messages)
+        parts = self._tokenizer.control_texts.split(text)
+        ids = self._tokenizer.tokenize_parts(part if isinstance(part, int) else literal.restore(part) for part in parts)
+        return self._tokenizer.add_begin(ids)
+
+    def render_text(self, messages: Sequence[ChatMessage]) -> str:
+        """The text that `render_chat` tokenises, for people: it does not tell a control token from its text in a message."""
+        text, literal = self._render(messages)
+        return literal.restore(text)
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token stands for; empty for control tokens."""
+        return self._tokenizer.piece(token)
+
+    def spelling(self, token: int) -> bytes:
+        """The same, and for a control token its text."""
+        return self._tokenizer.piece(token) or self._tokenizer.control_text(token).encode()
+
+    def _render(self, messages: Sequence[ChatMessage]) -> tuple[str, LiteralText]:
+        """The template's output, with marks where messages hold control texts."""
         if self._template is None:
             raise InvalidRequest(
                 "this model has no chat template: use /v1/completions, or a model that was tuned for conversations",
@@ -88,15 +117,8 @@ class TemplatedTextLayer:
                 param="messages",
             )
         literal = LiteralText(messages, self._tokenizer.control_texts)
-        marked = [_as_variables(message, literal) for message in messages]
-        text = self._template.render(marked, special_texts=self._special_texts)
-        parts = self._tokenizer.control_texts.split(text)
-        ids = self._tokenizer.tokenize_parts(part if isinstance(part, int) else literal.restore(part) for part in parts)
-        return self._tokenizer.add_begin(ids)
-
-    def piece(self, token: int) -> bytes:
-        """The bytes that a token stands for; empty for control tokens."""
-        return self._tokenizer.piece(token)
+        marked = [_as_variables(message, literal, self._developer) for message in messages]
+        return self._template.render(marked, special_texts=self.special_texts), literal
 
 
 class GgufTextLayer(TemplatedTextLayer):
@@ -136,10 +158,10 @@ def recommended_sampling(metadata: Metadata) -> SamplingParameters:
     )
 
 
-def _as_variables(message: ChatMessage, literal: LiteralText) -> dict[str, str]:
+def _as_variables(message: ChatMessage, literal: LiteralText, developer: str) -> dict[str, str]:
     if message.role not in ROLES:
         raise InvalidRequest(f"the role {message.role[:40]!r} is none of {', '.join(sorted(ROLES))}", param="messages")
-    variables = {"role": message.role, "content": literal.mark(message.content)}
+    variables = {"role": developer if message.role == DEVELOPER else message.role, "content": literal.mark(message.content)}
     if message.name is not None:
         variables["name"] = literal.mark(message.name)
     return variables

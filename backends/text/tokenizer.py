@@ -87,6 +87,10 @@ class GgufTokenizer:
                 return bytes([int(vocabulary.tokens[token][3:5], 16)])
         return b""
 
+    def control_text(self, token: int) -> str:
+        """The text of a token that stands for no bytes; empty for an id outside the vocabulary."""
+        return self.vocabulary.tokens[token] if 0 <= token < len(self.vocabulary) else ""
+
 
 def _build(metadata: Metadata) -> tuple[Vocabulary, Merger]:
     match model := tokenizer_model(metadata):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from tripower.backends.toy.engine import END
 from tripower.runtime.engine import ChatMessage, SamplingParameters
+
+END_TEXT = "<end>"
 
 
 class ToyText:
@@ -15,13 +18,20 @@ class ToyText:
     recommended = SamplingParameters()
     has_chat_template = True
     piece_characters_max = 1
+    chat_template = ""  # a few lines of Python instead
+    special_texts: Mapping[str, str] = MappingProxyType({"eos_token": END_TEXT})
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         return list(text.encode())
 
     def render_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
-        lines = [f"{message.role}: {message.content}\n" for message in messages]
-        return self.tokenize("".join(lines) + "assistant: ")
+        return self.tokenize(self.render_text(messages))
+
+    def render_text(self, messages: Sequence[ChatMessage]) -> str:
+        return "".join(f"{message.role}: {message.content}\n" for message in messages) + "assistant: "
 
     def piece(self, token: int) -> bytes:
         return bytes([token]) if token < 256 else b""
+
+    def spelling(self, token: int) -> bytes:
+        return END_TEXT.encode() if token == END else self.piece(token)

@@ -1,6 +1,7 @@
 """`tripower bench overhead`: what the runtime adds to whatever engine it runs.
 
-Kernel, step and HTTP, each against the least that would do the same; with `--model`, the step of a real engine as well. See the modules beside this one for what a cell measures.
+Kernel, step and HTTP, each against the least that would do the same; with `--model`, the step of a real engine as well. See the modules
+beside this one for what a cell measures.
 """
 
 from __future__ import annotations

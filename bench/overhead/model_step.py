@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import trio
 
@@ -41,32 +41,49 @@ Result = TypeVar("Result")
 
 
 async def model_step_cells(model: MeasuredModel, threads: int, *, quick: bool, progress: Progress) -> list[Cell]:
-    """Both cells. Blocks."""
+    """Idle, saturated, and saturated with one thread less, so that a core is left to the loop. Blocks."""
     rounds, steps = (1, 4) if quick else (10, STEPS)
+    whole = (State("idle", False, IDLE_MAX), State("saturated", True, SATURATED_MAX))
+    cells = await _cells(model, threads, whole, rounds=rounds, steps=steps, progress=progress)
+    if threads > 1:
+        less = (State("saturated, one thread less", True, None),)
+        cells += await _cells(model, threads - 1, less, rounds=rounds, steps=steps, progress=progress)
+    return cells
+
+
+class State(NamedTuple):
+    """What the Trio loop does meanwhile, and how much longer a step may be for that."""
+
+    name: str
+    saturated: bool
+    limit: float | None
+
+
+async def _cells(
+    model: MeasuredModel, threads: int, states: Sequence[State], *, rounds: int, steps: int, progress: Progress
+) -> list[Cell]:
+    """A cell for each state, with engines of so many threads."""
     progress("step: loading the model")
+    note = f"{MEMBERS} members, {threads} thread{'s' if threads > 1 else ''}; peer: the same engine alone on a thread"
+    cells = []
     with ThreadPoolExecutor(1) as lane:
         bare = await _on(lane, BareEngine, model.path, threads)
         async with open_actors(await trio.to_thread.run_sync(make_model_plan, model.path, threads)) as runtime:
             [card] = await runtime.models()
             await runtime.load(card.name)
-            cells = []
-            for state, saturated, limit in (("idle", False, IDLE_MAX), ("saturated", True, SATURATED_MAX)):
-                name = f"step of {model.name}, loop {state}"
+            for state in states:
+                name = f"step of {model.name}, loop {state.name}"
                 measured = await alternate_async(
-                    functools.partial(_through_the_runtime, runtime, card.name, steps, saturated),
+                    functools.partial(_through_the_runtime, runtime, card.name, steps, state.saturated),
                     functools.partial(_on, lane, bare.milliseconds, steps),
                     rounds=rounds,
                     label=name,
                     progress=progress,
                 )
-                target = Target("ratio", "<=", limit)
-                cells.append(paired_cell(name, summarise(measured), unit="ms", target=target, note=_note(threads)))
+                target = None if state.limit is None else Target("ratio", "<=", state.limit)
+                cells.append(paired_cell(name, summarise(measured), unit="ms", target=target, note=note))
         await _on(lane, bare.close)
     return cells
-
-
-def _note(threads: int) -> str:
-    return f"{MEMBERS} members, {threads} threads; peer: the same engine alone on a thread"
 
 
 async def _on(lane: ThreadPoolExecutor, work: Callable[P, Result], *arguments: P.args, **named: P.kwargs) -> Result:

@@ -9,32 +9,20 @@ from __future__ import annotations
 
 import functools
 import math
-import statistics
-import time
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import attrs
 import msgspec
 import trio
 
-from tripower.bench.children import Server
-from tripower.bench.http_client import HttpConnection, build_request
 from tripower.bench.paired import Progress, Rounds, alternate_async, collected, quartiles, summarise
 from tripower.bench.schema import Cell, Target, paired_cell, single_cell
+from tripower.bench.serving.subject import Figures, Subject
 from tripower.bench.serving.targets import PREFILL, Size, Trial, size_blocks, target_for
-from tripower.bench.serving.workload import Generated, generate, long_prompt, short_prompt
-from tripower.runtime.kernel import Unavailable
 
-CALIBRATION_WORDS = 200
-SAFE_SHARE = 0.97
-"""How much of the wanted length a long prompt aims for, since words differ in their tokens."""
-MILLI = 1e3
 TRIAL_TOKENS = 4
 TRIAL_SHARE = 8
 """The first, uncounted long prompt is this much shorter than the others."""
-
-Figures = dict[str, float]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,98 +44,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What all blocks together may take, roughly."""
 
 
-Block = Callable[["Subject", int], Awaitable[Figures]]
+Block = Callable[[Subject, int], Awaitable[Figures]]
 """Given how much to ask for, in tokens of an answer or words of a prompt."""
 
 
-class Subject:
-    """A running server under measurement. Its prompts are numbered, and both subjects count alike."""
+class Amount(msgspec.Struct, frozen=True):
+    """How much a block asks for, at best and in the first one that does not count."""
 
-    def __init__(self, server: Server, *, model: str) -> None:
-        self.server = server
-        self.model = model
-        self._number = 0
-
-    @classmethod
-    async def open(cls, server: Server) -> Subject:
-        """Ours, with the name under which it serves its model."""
-        answer = await get_json(server, "/v1/models")
-        return cls(server, model=answer["data"][0]["id"])
-
-    def next_number(self) -> int:
-        self._number += 1
-        return self._number
-
-    def start_again(self) -> None:
-        """Count from 1 again: what came before was not measured."""
-        self._number = 0
-
-    async def run_streams(self, concurrency: int, tokens: int) -> Figures:
-        """One answer of `tokens` tokens for each of so many clients at once.
-
-        `rate` is tokens a second of all together, `first` the median of milliseconds to a first token; `seconds` is what all of it took
-        and `soonest` the seconds to the very first token.
-        """
-        results: list[Generated] = []
-
-        async def client(number: int) -> None:
-            async with HttpConnection(self.server.port) as connection:
-                results.append(await generate(connection, self.model, short_prompt(number), tokens))
-
-        began = time.perf_counter()
-        async with trio.open_nursery() as nursery:
-            for _ in range(concurrency):
-                nursery.start_soon(client, self.next_number())
-        seconds = time.perf_counter() - began
-        for result in results:
-            if result.tokens != tokens or not result.complete:
-                raise Unavailable(f"an answer of {tokens} tokens had {result.tokens}: the figures would not be comparable")
-        first = statistics.median(result.first_seconds for result in results)
-        soonest = min(result.first_seconds for result in results)
-        return {"rate": concurrency * tokens / seconds, "first": first * MILLI, "seconds": seconds, "soonest": soonest}
-
-    async def evaluate_prompt(self, words: int) -> Figures:
-        """A long prompt and one token: prompt tokens a second."""
-        async with HttpConnection(self.server.port) as connection:
-            result = await generate(connection, self.model, long_prompt(self.next_number(), words), 1)
-        seconds = result.first_seconds
-        return {"rate": result.prompt_tokens / seconds, "tokens": result.prompt_tokens, "seconds": seconds, "soonest": 0.0}
-
-
-async def get_json(server: Server, path: str) -> Any:
-    async with HttpConnection(server.port) as connection:
-        answer = await connection.fetch(build_request("GET", path))
-    if answer.status != 200:
-        raise Unavailable(f"GET {path} was answered with {answer.status}")
-    return msgspec.json.decode(answer.body)
-
-
-async def words_for(subject: Subject, tokens: int, room: int) -> int:
-    """How many words make a prompt of about so many tokens, or of as many as the model's context holds beside `room`."""
-    words = min(CALIBRATION_WORDS, tokens // 2)
-    figures = await subject.evaluate_prompt(words)
-    subject.start_again()
-    context = (await get_json(subject.server, "/v1/models"))["data"][0].get("max_model_len", tokens + room)
-    return max(1, int(min(tokens, context - room) * SAFE_SHARE / (figures["tokens"] / words)))
-
-
-async def all_cells(plan: Plan, ours: Subject, peer: Subject | None, words: int, progress: Progress) -> list[Cell]:
-    """Generation and first token at every concurrency, then the long prompt. Blocks, for minutes."""
-    cells: list[Cell] = []
-    clock = Clock(trio.current_time() + plan.seconds, len(plan.concurrency) + 1)
-    for concurrency in plan.concurrency:
-        label = f"{concurrency} at once"
-        block, trial = _streams(concurrency), min(TRIAL_TOKENS, plan.tokens)
-        rounds, size = await _rounds(plan, ours, peer, block, Amount(plan.tokens, trial), clock, label, progress)
-        target = target_for(plan.peer, *plan.identity, concurrency)
-        note = f"{size.tokens} tokens each, all clients together{_shortened(size, plan.tokens, 'answers')}; {_times(size)}"
-        cells.append(_cell(f"generation, {label}", rounds, "rate", "tokens/s", note, target))
-        cells.append(_cell(f"first token, {label}", rounds, "first", "ms", "median of the clients; less is better"))
-    rounds, size = await _rounds(plan, ours, peer, _prompt, Amount(words, max(1, words // TRIAL_SHARE)), clock, "prefill", progress)
-    tokens = int(rounds[0][1][0]["tokens"])
-    note = f"prompts of about {tokens} tokens, one at a time{_shortened(size, words, 'prompts')}; {_times(size)}"
-    target = target_for(plan.peer, *plan.identity, PREFILL)
-    return [*cells, _cell("prefill", rounds, "rate", "tokens/s", note, target)]
+    wanted: int
+    trial: int
 
 
 @attrs.define
@@ -158,61 +63,89 @@ class Clock:
     cells_left: int
 
     def share(self) -> float:
-        """Seconds for the cell that begins now, and that is counted off."""
+        """Seconds for the cell that begins now, which is counted off."""
         seconds = (self.ends - trio.current_time()) / self.cells_left
         self.cells_left -= 1
         return seconds
 
 
-class Amount(msgspec.Struct, frozen=True):
-    """How much a block asks for, at best and in the first one that does not count: tokens of an answer, or words of a prompt."""
+@attrs.define
+class Measurement:
+    """Ours, and a peer if there is one, while both run."""
 
-    wanted: int
-    trial: int
+    plan: Plan
+    ours: Subject
+    peer: Subject | None
+    progress: Progress
+    _clock: Clock = attrs.field(init=False)
+
+    async def cells(self, words: int) -> list[Cell]:
+        """Generation and first token at every concurrency, then prompts of so many words. Blocks, for minutes."""
+        self._clock = Clock(trio.current_time() + self.plan.seconds, len(self.plan.concurrency) + 1)
+        cells: list[Cell] = []
+        for concurrency in self.plan.concurrency:
+            cells += await self._generation(concurrency)
+        return [*cells, await self._prefill(words)]
+
+    async def _generation(self, concurrency: int) -> list[Cell]:
+        label, tokens = f"{concurrency} at once", self.plan.tokens
+
+        def block(subject: Subject, much: int) -> Awaitable[Figures]:
+            return subject.run_streams(concurrency, much)
+
+        rounds, size = await self._rounds(block, Amount(tokens, min(TRIAL_TOKENS, tokens)), label)
+        note = f"{size.tokens} tokens each, all clients together{_shortened(size, tokens, 'answers')}; {_times(size)}"
+        target = self._target(concurrency)
+        return [
+            _cell(f"generation, {label}", rounds, "rate", "tokens/s", note, target),
+            _cell(f"first token, {label}", rounds, "first", "ms", "median of the clients; less is better"),
+        ]
+
+    async def _prefill(self, words: int) -> Cell:
+        def block(subject: Subject, much: int) -> Awaitable[Figures]:
+            return subject.evaluate_prompt(much)
+
+        rounds, size = await self._rounds(block, Amount(words, max(1, words // TRIAL_SHARE)), "prefill")
+        tokens = int(rounds[0][1][0]["tokens"])
+        note = f"prompts of about {tokens} tokens, one at a time{_shortened(size, words, 'prompts')}; {_times(size)}"
+        return _cell("prefill", rounds, "rate", "tokens/s", note, self._target(PREFILL))
+
+    def _target(self, concurrency: int) -> Target | None:
+        return target_for(self.plan.peer, *self.plan.identity, concurrency)
+
+    async def _rounds(self, block: Block, amount: Amount, label: str) -> tuple[Rounds[Figures], Size]:
+        """Alternating blocks, or blocks of ours alone where there is no peer; after one of each that does not count."""
+        self.progress(f"{label}: warming up")
+        share, began = self._clock.share(), trio.current_time()
+        if self.peer is None:
+            await block(self.ours, amount.trial)
+            return await self._alone(block, amount.wanted, label), Size(amount.wanted, self.plan.rounds)
+        run_ours = functools.partial(_measured, block, self.ours, self.peer)
+        run_peer = functools.partial(_measured, block, self.peer, self.ours)
+        trials = [_trial(await run(amount.trial), amount.trial) for run in (run_ours, run_peer)]
+        left = share - (trio.current_time() - began)
+        size = size_blocks(*trials, tokens_max=amount.wanted, rounds_max=self.plan.rounds, seconds=left)
+        rounds = await alternate_async(
+            functools.partial(run_ours, size.tokens),
+            functools.partial(run_peer, size.tokens),
+            rounds=size.rounds,
+            label=label,
+            progress=self.progress,
+        )
+        return rounds, size
+
+    async def _alone(self, block: Block, much: int, label: str) -> Rounds[Figures]:
+        figures: list[Figures] = []
+        for number in range(1, self.plan.rounds + 1):
+            self.progress(f"{label}: block {number} of {self.plan.rounds}")
+            with collected():
+                figures.append(await block(self.ours, much))
+        return [(("ours",), figures)]
 
 
-def _streams(concurrency: int) -> Block:
-    return lambda subject, tokens: subject.run_streams(concurrency, tokens)
-
-
-async def _prompt(subject: Subject, words: int) -> Figures:
-    return await subject.evaluate_prompt(words)
-
-
-async def _rounds(
-    plan: Plan, ours: Subject, peer: Subject | None, block: Block, amount: Amount, clock: Clock, label: str, progress: Progress
-) -> tuple[Rounds[Figures], Size]:
-    """Alternating blocks, or blocks of ours alone where there is no peer; after one of each that does not count."""
-    progress(f"{label}: warming up")
-    if peer is None:
-        await block(ours, amount.trial)
-        return await _alone(plan, ours, block, amount.wanted, label, progress), Size(amount.wanted, plan.rounds)
-
-    async def measured(subject: Subject, other: Subject, much: int) -> Figures:
-        with other.server.paused():
-            return await block(subject, much)
-
-    began = trio.current_time()
-    trials = [_trial(await measured(*sides, amount.trial), amount.trial) for sides in ((ours, peer), (peer, ours))]
-    spent = trio.current_time() - began
-    size = size_blocks(*trials, tokens_max=amount.wanted, rounds_max=plan.rounds, seconds=clock.share() - spent)
-    rounds = await alternate_async(
-        functools.partial(measured, ours, peer, size.tokens),
-        functools.partial(measured, peer, ours, size.tokens),
-        rounds=size.rounds,
-        label=label,
-        progress=progress,
-    )
-    return rounds, size
-
-
-async def _alone(plan: Plan, ours: Subject, block: Block, much: int, label: str, progress: Progress) -> Rounds[Figures]:
-    figures: list[Figures] = []
-    for number in range(1, plan.rounds + 1):
-        progress(f"{label}: block {number} of {plan.rounds}")
-        with collected():
-            figures.append(await block(ours, much))
-    return [(("ours",), figures)]
+async def _measured(block: Block, subject: Subject, other: Subject, much: int) -> Figures:
+    with other.server.paused():
+        return await block(subject, much)
 
 
 def _trial(figures: Figures, much: int) -> Trial:

@@ -22,7 +22,8 @@ from tripower.bench.paired import Progress
 from tripower.bench.peers.registry import PEERS, check_peer, peer_command
 from tripower.bench.progress import progress_line
 from tripower.bench.schema import Cell, add_report_options, finish, make_report
-from tripower.bench.serving.cells import Plan, Subject, all_cells, words_for
+from tripower.bench.serving.cells import Measurement, Plan
+from tripower.bench.serving.subject import Subject, words_for
 from tripower.runtime.host import read_host_limits
 
 PREFILL_TOKENS = 2000
@@ -81,7 +82,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--peer",
         choices=sorted(PEERS),
-        help="the engine to compare with; without one, ours alone is measured; own-llamacpp: our server with llama.cpp as its engine, beside llama.cpp's own server",
+        help="the engine to compare with; without one, ours alone is measured; "
+        "own-llamacpp: our server with llama.cpp as its engine, beside llama.cpp's own server",
     )
     parser.add_argument("--backend", metavar="NAME", help="which of our backends (what `tripower serve` chooses itself)")
     parser.add_argument("--tokens", type=count, default=64, metavar="N", help="tokens of each answer (64)")
@@ -129,7 +131,7 @@ async def measure(plan: Plan, model_file: MeasuredModel | None, progress: Progre
             command = peer_command(plan.peer, model_file.path, threads=plan.threads, parallel=seats, context=context)
             with ours.paused():
                 peer = Subject(await running.enter_async_context(running_server(command, name=plan.peer)), model="default")
-        return await all_cells(plan, subject, peer, words, progress)
+        return await Measurement(plan, subject, peer, progress).cells(words)
 
 
 def our_command(plan: Plan, seats: int) -> list[str]:

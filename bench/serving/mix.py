@@ -18,6 +18,7 @@ import attrs
 import msgspec
 import trio
 
+from tripower.api.plan import is_toy
 from tripower.bench.children import running_server
 from tripower.bench.host import describe_host
 from tripower.bench.http_client import EventSplitter, HttpConnection
@@ -25,8 +26,9 @@ from tripower.bench.measured_model import add_model_options, find_measured_model
 from tripower.bench.paired import Paired, Progress, percentile, quartiles
 from tripower.bench.progress import progress_line
 from tripower.bench.schema import Cell, Target, add_report_options, finish, make_report, paired_cell, single_cell
-from tripower.bench.serving.cells import Plan, Subject, get_json, words_for
+from tripower.bench.serving.cells import Plan
 from tripower.bench.serving.command import our_command
+from tripower.bench.serving.subject import Subject, get_json, words_for
 from tripower.bench.serving.workload import completion_request, generate, long_prompt, short_prompt
 from tripower.runtime.host import read_host_limits
 from tripower.runtime.kernel import Unavailable
@@ -57,9 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     host = describe_host() | {"model": options.model, "streams": STREAMS}
     with progress_line() as progress:
         model = options.model
-        if options.encoding is not None:
+        if not is_toy(model):
             file = find_measured_model(options.model, options.encoding, progress)
-            model, host = str(file.path), host | file.described()
+            model, host = str(file.path) if options.encoding else model, host | file.described()
         plan = Plan(
             model=model,
             peer=None,
@@ -170,7 +172,8 @@ def mix_cells(rounds: Sequence[Phases]) -> list[Cell]:
         ours=statistics.median(during), peer=statistics.median(idle), ratio=ratio, iqr=(lower, upper), rounds=len(rounds)
     )
     tokens = rounds[0].prompt_tokens
-    note = f"{STREAMS} streams, {sum(len(each.during) for each in rounds)} gaps while {len(rounds)} prompts of about {tokens} tokens arrived; peer: the same streams before"
+    gaps, prompts = sum(len(each.during) for each in rounds), f"{len(rounds)} prompt{'s' if len(rounds) > 1 else ''}"
+    note = f"{STREAMS} streams, {gaps} gaps beside {prompts} of about {tokens} tokens; peer: the same streams before"
     typical = [percentile(each.during or [each.prompt_seconds], 0.5) * MILLI for each in rounds]
     rate = quartiles([each.prompt_tokens / each.prompt_seconds for each in rounds])[1]
     return [

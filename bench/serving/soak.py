@@ -20,7 +20,7 @@ from tripower.bench.http_client import HttpConnection
 from tripower.bench.paired import Progress
 from tripower.bench.progress import progress_line
 from tripower.bench.schema import Cell, Target, add_report_options, finish, make_report, single_cell
-from tripower.bench.serving.cells import Subject
+from tripower.bench.serving.subject import Subject
 from tripower.bench.serving.workload import generate, short_prompt
 from tripower.runtime.kernel import TripowerError
 

@@ -15,7 +15,15 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from tripower.runtime.configuration.durations import parse_duration
-from tripower.runtime.configuration.settings import BACKENDS, KERNELS, KV_TYPES, PROXY_EXTENSIONS, Configuration, values
+from tripower.runtime.configuration.settings import (
+    BACKENDS,
+    DEVICES,
+    KERNELS,
+    KV_TYPES,
+    PROXY_EXTENSIONS,
+    Configuration,
+    values,
+)
 
 Kind = Literal["boolean", "integer", "seconds", "text", "list"]
 TEXT_BYTES_MAX = 4096
@@ -54,6 +62,12 @@ def is_host(text: str) -> bool:
     return True
 
 
+def is_device(text: str) -> bool:
+    """Whether `text` names a device; whether there is one is found out when a model is loaded."""
+    kind, _, number = text.partition(":")
+    return text in DEVICES or (kind == "cuda" and number.isascii() and number.isdecimal() and len(number) <= 3)
+
+
 def is_model(text: str) -> bool:
     """Whether `text` can be a model reference; whether it means anything is found out when it is resolved."""
     return bool(_MODEL.match(text)) and text == text.strip() and not text.startswith("=") and not text.endswith("=")
@@ -64,6 +78,7 @@ TEXT_RULES: Mapping[str, tuple[Callable[[str], bool], str]] = {
     "server.allowed_hosts": (is_host, "host names or IP literals"),
     "models": (is_model, "model names, sources or NAME=SOURCE"),
     "engine.backend": (BACKENDS.__contains__, f"one of {', '.join(BACKENDS)}"),
+    "engine.device": (is_device, f"one of {', '.join(DEVICES)}, cuda:N"),
     "engine.kernels": (KERNELS.__contains__, f"one of {', '.join(KERNELS)}"),
     "engine.kv_type": (KV_TYPES.__contains__, f"one of {', '.join(KV_TYPES)}"),
     "proxy.extensions": (PROXY_EXTENSIONS.__contains__, f"of {', '.join(PROXY_EXTENSIONS)}"),

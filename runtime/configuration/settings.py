@@ -18,6 +18,8 @@ BACKENDS = ("auto", "picolm", "llamacpp", "mistralrs", "proxy", "toy")
 """What `engine.backend` may be."""
 KERNELS = ("auto", "native", "torch")
 """What `engine.kernels` may be."""
+DEVICES = ("auto", "cpu", "cuda")
+"""What `engine.device` may be, besides `cuda:N`."""
 KV_TYPES = ("f32", "f16")
 """What `engine.kv_type` may be."""
 PROXY_EXTENSIONS = ("top_k", "min_p", "repeat_penalty", "repetition_penalty", "repeat_last_n", "ignore_eos")
@@ -79,6 +81,9 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     state_bytes: Annotated[
         int, Meta(ge=0, le=1 << 46, description="memory for the state of all sequences; 0 = by free memory")
     ] = 0
+    device: Annotated[
+        str, Meta(description="where picolm computes: auto is a CUDA device where torch finds one, else the processor")
+    ] = "auto"
     kernels: Annotated[
         str, Meta(description="how picolm computes: generated code where it can be (auto), always (native), or never (torch)")
     ] = "auto"

@@ -6,10 +6,13 @@ thread that owns the device. The runtime never branches on an engine's name; wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
+
+if TYPE_CHECKING:
+    from tripower.runtime.engine.encoder import LaneModel
 
 from tripower.runtime.engine.sampling_parameters import SamplingParameters
 from tripower.runtime.engine.step_table import StepTable
@@ -117,6 +120,10 @@ class TextLayer(Protocol):
     has_chat_template: bool
     piece_characters_max: int
     """No token stands for more characters than this."""
+    chat_template: str
+    """Its source; empty where there is none."""
+    special_texts: Mapping[str, str]
+    """What templates know as `bos_token`, `eos_token`, `unk_token` and `pad_token`; empty texts for those that do not exist."""
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids. `add_special` adds what the vocabulary asks for at the start, once."""
@@ -124,8 +131,14 @@ class TextLayer(Protocol):
     def render_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
         """Token ids of a conversation that waits for the assistant. Raises `InvalidRequest` (`chat_template_missing`, …)."""
 
+    def render_text(self, messages: Sequence[ChatMessage]) -> str:
+        """The text that `render_chat` tokenises. Raises what it raises."""
+
     def piece(self, token: int) -> bytes:
         """The bytes that a token stands for; empty for control tokens."""
+
+    def spelling(self, token: int) -> bytes:
+        """`piece`, and for a control token the text by which it is known. Empty for an id outside the vocabulary."""
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
@@ -166,5 +179,5 @@ class Backend(Protocol):
 
     name: str
 
-    def load(self, specification: LoadSpecification, progress: Progress) -> Iterator[LoadedModel | None]:
+    def load(self, specification: LoadSpecification, progress: Progress) -> Iterator[LaneModel | None]:
         """Yield None at boundaries and the model last. Any failure frees everything and raises `ModelRefused`."""

@@ -1,7 +1,7 @@
 """Manifests: the names of the store, and what each name stands for.
 
 A manifest is a small JSON file that lists the files of one model, the one to load first. The files themselves are blobs named by
-their SHA-256, so a name inside a manifest is for people only and never becomes part of a path. The manifest's own file name is the
+their SHA-256, so a name inside a manifest is for people and becomes part of a path only in `Store.folder`, which checks it. The manifest's own file name is the
 digest of the model's name: `a:b`, `a/b` and `A/B` never collide on any file system, and no name can leave the directory.
 """
 
@@ -20,6 +20,7 @@ Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}\\Z")]
 NAME_BYTES_MAX = 512
 FILES_MAX = 512
 _DOMAIN = b"tripower/model-name/v1\x00"
+_FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(?:/[A-Za-z0-9_-][A-Za-z0-9._-]*){0,3}")
 _FORBIDDEN = re.compile(r"[\x00-\x20\x7f=\ud800-\udfff]")
 
 
@@ -60,6 +61,13 @@ def checked_name(name: str) -> str:
             f"{name[:80]!r} cannot be the name of a model: 1 to {NAME_BYTES_MAX} bytes without spaces, `=` or control characters",
             code="invalid_model_name",
         )
+    return name
+
+
+def checked_file_name(name: str) -> str:
+    """`name`, or `InvalidRequest` when it is not the plain name of a file in a folder or in a folder of that."""
+    if not _FILE_NAME.fullmatch(name) or len(name) > 255:
+        raise InvalidRequest(f"{name[:80]!r} cannot be the name of a file of a model", code="invalid_file_name")
     return name
 
 

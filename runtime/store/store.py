@@ -3,6 +3,7 @@
     <home>/blobs/sha256-<hex>      the bytes, complete and verified before they get this name
     <home>/manifests/<digest>.json one small file per name
     <home>/partial/<digest>/       what a pull has fetched so far; nothing here is trusted before it is hashed again
+    <home>/folders/<digest>/       links to the files of a model that engines read as a folder; made when it is asked for
     <home>/locks/                  see `lock.py`
 
 A blob is published before the manifest that names it and removed after it, so a crash leaves at worst a blob without a name, which
@@ -16,7 +17,7 @@ import hashlib
 import logging
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -29,6 +30,7 @@ from tripower.runtime.store.lock import FileLock
 from tripower.runtime.store.manifest import (
     Manifest,
     StoredFile,
+    checked_file_name,
     checked_name,
     decode_manifest,
     encode_manifest,
@@ -58,6 +60,23 @@ class Store:
             if file_name is None or file.name == file_name:
                 return self.blob(file.sha256)
         raise NotFound(f"{manifest.name} has no file {file_name!r}", code="file_not_found")
+
+    def folder(self, manifest: Manifest) -> Path:
+        """A folder with links to all files of a model under their own names, for engines that read several. Blocks.
+
+        It is named by its contents, so that what a running engine reads never becomes another model. Raises `InvalidRequest` for a
+        manifest with names that would leave the folder.
+        """
+        names = "".join(f"{file.sha256} {file.name}\n" for file in manifest.files)
+        folder = self.home / "folders" / hashlib.sha256(names.encode()).hexdigest()
+        with mapped_os_errors(folder):
+            for file in manifest.files:
+                link, blob = folder / checked_file_name(file.name), self.blob(file.sha256)
+                if not link.is_symlink():
+                    link.parent.mkdir(parents=True, exist_ok=True)
+                    with suppress(FileExistsError):  # another process makes the same one
+                        link.symlink_to(blob)
+        return folder
 
     def has(self, file: StoredFile) -> bool:
         """Whether the blob is here with its full length. Its bytes were verified before it got its name."""

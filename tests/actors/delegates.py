@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import attrs
 import trio
@@ -104,18 +105,23 @@ def text(*pieces: str, reason: str = "stop", usage: tuple[int, int] | None = Non
 
 @asynccontextmanager
 async def open_scripted(
-    *delegates: ScriptedDelegate | BaseException, opening_seconds: float = 0.0, members_max: int = 4, waiting_max: int = 4
+    *delegates: ScriptedDelegate | BaseException,
+    opening_seconds: float = 0.0,
+    members_max: int = 4,
+    waiting_max: int = 4,
+    **plan: Any,
 ) -> AsyncIterator[tuple[Runtime, ScriptedBackend]]:
     """A runtime whose model `far` is a scripted delegate. At its end every delegate must be closed and idle."""
     backend = ScriptedBackend(list(delegates), opening_seconds=opening_seconds)
-    plan = toy_plan(
+    asked = toy_plan(
         members_max=members_max,
         waiting_max=waiting_max,
         backends={"scripted": backend},
         sources=(ModelSource(name="far", source="far", backend="scripted"),),
         open_port=lambda: InlineLane(lambda job: 0.0),
+        **plan,
     )
-    async with open_actors(plan) as runtime:
+    async with open_actors(asked) as runtime:
         yield runtime, backend
     assert runtime.statistics() == []
     used = [each for each in delegates if isinstance(each, ScriptedDelegate) and each.requests]

@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.actors.delegates import ScriptedDelegate, ask, open_scripted, text
-from tests.actors.rigs import Listener, figures
+from tests.actors.rigs import Listener, Saboteur, figures
 from tripower.actors.dialogue import SamplingChoices
 from tripower.actors.model_queue import QueueStatistics
 from tripower.actors.runtime import Runtime
@@ -270,6 +270,26 @@ async def test_a_load_that_nobody_waits_for_is_given_up(autojump_clock: MockCloc
         await trio.sleep(1)
         (card,) = await runtime.models()
         assert card.state == "unloaded" and len(backend.delegates) == 1
+
+
+@pytest.mark.parametrize("after", [False, True])
+async def test_a_queue_that_crashes_lets_go_of_its_streams_and_serves_again(after: bool, autojump_clock: MockClock) -> None:
+    delegate, saboteur = ScriptedDelegate(text(*"abcdef")), Saboteur()
+    async with (
+        open_scripted(delegate, on_instance=saboteur.on_instance) as (runtime, _),
+        trio.open_nursery() as nursery,
+    ):
+        listener = start(nursery, runtime)
+        await trio.sleep(2.5)
+        saboteur.arm("queue:far", after=after)
+        other = start(nursery, runtime)
+        await trio.sleep(20)
+        assert isinstance(listener.error, Unavailable) and listener.text == "ab" and delegate.left_early
+        assert isinstance(other.error, Unavailable) or other.text == "abcdef"
+        assert not delegate.streaming
+        assert (await answer(runtime)).text == "abcdef"
+        await wait_all_tasks_blocked()
+        assert runtime.active() == queue_figures(runtime).gate.active == 0
 
 
 async def test_the_end_of_the_runtime_ends_the_streams(autojump_clock: MockClock) -> None:

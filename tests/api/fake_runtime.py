@@ -6,8 +6,8 @@ It has the shape of `tripower.actors.runtime.Runtime` as far as the HTTP border 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Self
+from types import SimpleNamespace, TracebackType
+from typing import Any, Self, cast
 
 import attrs
 import trio
@@ -22,9 +22,11 @@ from tripower.actors.dialogue import (
     TokenChunk,
     Usage,
 )
-from tripower.actors.model_registry import ModelCard
+from tripower.actors.model_registry import ModelCard, ReadyModel
 from tripower.actors.runtime import Health
-from tripower.runtime.kernel import NEVER, ActorStatistics, ActorSystem, Overloaded, TripowerError
+from tripower.backends.toy import ToyText
+from tripower.runtime.engine import EngineInfo, LoadedModel, StepEngine, TextLayer
+from tripower.runtime.kernel import NEVER, ActorStatistics, ActorSystem, NotFound, Overloaded, Ref, TripowerError
 
 PROMPT_TOKENS = 3
 Step = float | trio.Event | BaseException | Sequence[GenerationEvent]
@@ -133,6 +135,29 @@ class FakeRuntime:
         self.health_now = Health("ok")
         self.changed = trio.Event()
         self._models = models
+        self.text: TextLayer = ToyText()
+        """Of every model."""
+        self.vocabulary_size = 257
+        self.delegate: Any = None
+        """What every model is instead, if it is not None."""
+        self.unloaded: list[str] = []
+
+    async def ready(self, name: str, deadline: float = NEVER) -> ReadyModel:
+        """A model that has a text layer, and an engine that can tell of itself and no more."""
+        await trio.lowlevel.checkpoint()
+        if self.draining:
+            raise Overloaded("draining", code="draining", retry_after=5.0)
+        if name not in self._models:
+            raise NotFound(f"there is no model {name[:200]!r}", param="model")
+        info = EngineInfo(
+            backend="fake", architecture="fake", context_max=512, vocabulary_size=self.vocabulary_size, sequences_max=1
+        )
+        engine = cast(StepEngine, SimpleNamespace(info=info))
+        return ReadyModel(name, cast(Ref[Any], None), self.delegate or LoadedModel(engine, self.text))
+
+    async def unload(self, name: str, *, deadline: float = NEVER) -> None:
+        await self.ready(name, deadline)
+        self.unloaded.append(name)
 
     def generate(self, request: GenerationRequest, *, deadline: float = NEVER) -> FakeGeneration:
         script = self.scripts[min(len(self.requests), len(self.scripts) - 1)]

@@ -142,7 +142,7 @@ def test_a_stop_that_would_stop_nothing_or_everything_is_refused(stop: Any) -> N
     ("message", "expected"),
     [
         ({"role": "user", "content": "a"}, ChatMessage("user", "a")),
-        ({"role": "developer", "content": "a"}, ChatMessage("system", "a")),
+        ({"role": "developer", "content": "a"}, ChatMessage("developer", "a")),
         ({"role": "system", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, ChatMessage("system", "ab")),
         ({"role": "assistant", "content": [{"type": "text", "text": "the code is 7"}]}, ChatMessage("assistant", "the code is 7")),
         ({"role": "assistant", "content": None}, ChatMessage("assistant", "")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,12 @@ import numpy as np
 import pytest
 import torch
 
+from tests.backends.k_quants import LAYOUT, random_blocks
 from tripower.backends.gguf.reader import open_gguf
+from tripower.backends.picolm.accelerated.engine import AcceleratedEngine, Outputs
+from tripower.backends.picolm.accelerated.graph_cache import CapturePolicy
+from tripower.backends.picolm.accelerated.load import load_accelerated as load_accelerated_engine
+from tripower.backends.picolm.accelerated.weights import Precision
 from tripower.backends.picolm.backend import load_engine, plan_load
 from tripower.backends.picolm.engine import PicolmEngine
 from tripower.backends.picolm.torch_model import TorchModel
@@ -22,10 +28,30 @@ from tripower.runtime.engine import LoadSpecification
 
 if TYPE_CHECKING:
     from tripower.backends.llamacpp.engine import LlamacppEngine
+    from tripower.backends.picolm.native.engine import NativeEngine
 
 TinyModel = Callable[..., Path]
-LoadTiny = Callable[..., PicolmEngine]
+LoadTiny = Callable[..., Any]
 LoadLlamacpp = Callable[..., "LlamacppEngine"]
+
+
+class RecordedWork:
+    """What stands for a CUDA graph on a processor: the same work again, into the same memory."""
+
+    nbytes = 1 << 10
+
+    def __init__(self, work: Callable[[], Outputs]) -> None:
+        self._work, self._outputs = work, work()
+
+    def replay(self) -> Outputs:
+        again = self._work()
+        self._outputs.logits.copy_(again.logits)
+        self._outputs.tokens.copy_(again.tokens)
+        return self._outputs
+
+    def close(self) -> None:
+        del self._outputs
+
 
 POST_NORMS = ("gemma2", "gemma3")
 HEAD_NORMS = ("gemma3", "qwen3", "qwen3moe")
@@ -45,8 +71,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """`tiny_model("llama", kv_heads=2, metadata={"llama.rope.freq_base": 500.0}, drop=("output.weight",))` writes a file.
 
     `metadata` adds or, with None, removes keys; `tensors` adds or replaces arrays by name; `drop` removes tensors; `kind` is the
-    storage type of all matrices. `biases` names projections, or is True for all of them. With `experts` every feed-forward is a
-    mixture.
+    storage type of all matrices, or says it by parts of their names, F32 for the rest (k-quants: random blocks of the right size).
+    `biases` names projections, or is True for all of them. With `experts` every feed-forward is a mixture.
     """
     folder = tmp_path_factory.mktemp("tiny")
     numbers = itertools.count()
@@ -61,16 +87,25 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 
 @pytest.fixture
 def load_tiny() -> Iterator[LoadTiny]:
-    """`load_tiny(path, context=64, sequences_max=4)` gives a resident engine, closed after the test."""
+    """`load_tiny(path, context=64, sequences_max=4)` gives a resident engine, closed after the test.
+
+    It is the one that a load chooses on this machine, unless `kernels` says `native` or `torch`. `kv_type` may be `f16`.
+    """
     engines = []
 
-    def load(path: Path, **changes: Any) -> PicolmEngine:
+    def load(path: Path, **changes: Any) -> Any:
         engines.append(load_engine_now(path, **changes))
         return engines[-1]
 
     yield load
     for engine in engines:
         engine.close()
+
+
+@pytest.fixture
+def load_native(load_tiny: LoadTiny) -> LoadTiny:
+    """The same in generated code."""
+    return partial(load_tiny, kernels="native")
 
 
 @pytest.fixture
@@ -85,6 +120,20 @@ def load_torch() -> Iterator[LoadTiny]:
             weights = _result(read_weights(file, plan.wanted, lambda done: None))
         model = TorchModel(plan.decoder, weights)
         engines.append(PicolmEngine(model, context_max=plan.context, sequences_max=specification.sequences_max))
+        return engines[-1]
+
+    yield load
+    for engine in engines:
+        engine.close()
+
+
+@pytest.fixture
+def load_accelerated() -> Iterator[Callable[..., AcceleratedEngine]]:
+    """The engine for accelerators, on the processor: float32 unless `precision` says otherwise, replaying what `capture` recorded."""
+    engines: list[AcceleratedEngine] = []
+
+    def load(path: Path, **changes: Any) -> AcceleratedEngine:
+        engines.append(load_accelerated_now(path, **changes))
         return engines[-1]
 
     yield load
@@ -126,12 +175,42 @@ def specification_for(path: Path, **changes: Any) -> LoadSpecification:
     return LoadSpecification(**(settings | changes))
 
 
-def load_engine_now(path: Path, **changes: Any) -> PicolmEngine:
+def load_engine_now(path: Path, *, kernels: str = "auto", kv_type: str = "f32", **changes: Any) -> NativeEngine | PicolmEngine:
     specification = specification_for(path, **changes)
     with open_gguf(path) as file:
-        engine: PicolmEngine = _result(
-            load_engine(file, plan_load(file, specification), specification, lambda stage, done: None)
+        plan = plan_load(file, specification, kernels, kv_type)
+        engine: NativeEngine | PicolmEngine = _result(load_engine(file, plan, specification, lambda stage, done: None))
+    return engine
+
+
+def load_accelerated_now(
+    path: Path,
+    *,
+    precision: Precision = "float32",
+    kv_type: str = "f32",
+    graphs: bool = True,
+    capture: Any = RecordedWork,
+    policy: CapturePolicy | None = None,
+    **changes: Any,
+) -> AcceleratedEngine:
+    specification = specification_for(path, **changes)
+    with open_gguf(path) as file:
+        plan = plan_load(file, specification)
+        loading = load_accelerated_engine(
+            file,
+            plan.decoder,
+            plan.wanted,
+            plan.context,
+            specification,
+            lambda stage, done: None,
+            device=torch.device("cpu"),
+            precision=precision,
+            kv_type=kv_type,
+            graphs=graphs,
+            capture=capture,
+            policy=policy,
         )
+        engine: AcceleratedEngine = _result(loading)
     return engine
 
 
@@ -162,7 +241,7 @@ def _write(
     rope_factors: bool = False,
     experts: int = 0,
     experts_used: int = 2,
-    kind: str = "F32",
+    kind: str | dict[str, str] = "F32",
     metadata: dict[str, Any] | None = None,
     tensors: dict[str, Any] | None = None,
     drop: tuple[str, ...] = (),
@@ -235,7 +314,12 @@ def _gains(size: int) -> Any:
 
 
 def _save(
-    path: Path, architecture: str, keys: dict[str, Any], arrays: dict[str, Any], drop: tuple[str, ...], kind: str
+    path: Path,
+    architecture: str,
+    keys: dict[str, Any],
+    arrays: dict[str, Any],
+    drop: tuple[str, ...],
+    kind: str | dict[str, str],
 ) -> None:
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in keys.items():
@@ -256,12 +340,17 @@ def _save(
         if name in drop:
             continue
         data = np.ascontiguousarray(values, np.float32)
-        if kind != "F32" and data.ndim >= 2:
-            stored = gguf.GGMLQuantizationType[kind]
-            writer.add_tensor(name, gguf.quants.quantize(data, stored), raw_dtype=stored)
-        else:
-            writer.add_tensor(name, data)
+        stored = "F32" if data.ndim < 2 else kind if isinstance(kind, str) else _kind_of(name, kind)
+        if stored in LAYOUT:
+            data = random_blocks(stored, data.shape, len(name), float(np.sqrt((data**2).mean())))
+        elif stored != "F32":
+            data = gguf.quants.quantize(data, gguf.GGMLQuantizationType[stored])
+        writer.add_tensor(name, data, raw_dtype=None if stored == "F32" else gguf.GGMLQuantizationType[stored])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _kind_of(name: str, kinds: dict[str, str]) -> str:
+    return next((stored for part, stored in kinds.items() if part in name), "F32")

@@ -122,7 +122,7 @@ class Served:
     def ask(self, text: str = "Count to ten.", **options: Any) -> Generation:
         """A greedy conversation of so many tokens, whatever end tokens come."""
         given = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True} | options
-        return self.runtime.chat("it", [{"role": "user", "content": text}], **given)  # type: ignore[arg-type]
+        return self.runtime.chat("it", [{"role": "user", "content": text}], **given)
 
     async def answer(self, text: str = "Count to ten.", **options: Any) -> Answer:
         pieces = []

@@ -25,6 +25,8 @@ OTHER = np.random.default_rng(6).integers(0, VOCABULARY, 70).tolist()
 ENGINES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "picolm llama": ("load_tiny", "llama", {}),
     "picolm gemma3": ("load_tiny", "gemma3", {"layers": 6}),
+    "picolm accelerated llama": ("load_accelerated", "llama", {}),
+    "picolm accelerated gemma3": ("load_accelerated", "gemma3", {"layers": 6}),
     "llamacpp llama": ("load_llamacpp", "llama", {}),
     "llamacpp gemma3": ("load_llamacpp", "gemma3", {"layers": 6}),
 }

@@ -112,6 +112,37 @@ def test_a_given_template_replaces_the_files_own(tmp_path: Path) -> None:
     assert written(layer, layer.render_chat([ChatMessage("user", "hello")])) == "hello"
 
 
+@pytest.mark.parametrize(
+    ("template", "role"),
+    [
+        ("{{ messages[0].role }}", "system"),
+        ("{% if messages[0].role == 'developer' %}{{ messages[0].role }}{% endif %}", "developer"),
+    ],
+)
+def test_a_developer_is_the_system_unless_the_template_knows_better(tmp_path: Path, template: str, role: str) -> None:
+    layer = sample(tmp_path, **{"tokenizer.chat_template": template})
+    assert layer.render_text([ChatMessage("developer", "x")]) == role
+
+
+@pytest.mark.parametrize("text", ["plain", *HOSTILE])
+def test_the_text_of_a_conversation_is_what_its_tokens_spell(text: str, smollm2: GgufTextLayer) -> None:
+    messages = [ChatMessage("user", text)]
+    spelled = b"".join(map(smollm2.spelling, smollm2.render_chat(messages))).decode()
+    assert spelled == smollm2.render_text(messages)
+
+
+def test_spelling_is_the_piece_and_for_control_tokens_their_text(smollm2: GgufTextLayer) -> None:
+    assert smollm2.spelling(START) == b"<|im_start|>" and smollm2.piece(START) == b""
+    ids = smollm2.tokenize("a b")
+    assert [smollm2.spelling(token) for token in ids] == [smollm2.piece(token) for token in ids]
+    assert smollm2.spelling(1 << 30) == smollm2.spelling(-1) == b""
+
+
+def test_the_template_and_the_texts_of_special_tokens_are_told(smollm2: GgufTextLayer) -> None:
+    assert "im_start" in smollm2.chat_template
+    assert smollm2.special_texts["eos_token"] == "<|im_end|>"
+
+
 def test_an_unknown_role_is_a_bad_request(smollm2: GgufTextLayer) -> None:
     with pytest.raises(InvalidRequest, match="role") as refusal:
         smollm2.render_chat([ChatMessage("<|im_end|>", "x")])

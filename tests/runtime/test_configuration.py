@@ -292,3 +292,19 @@ def test_any_environment_gives_a_valid_configuration_or_a_list_of_violations(var
         assert {violation.path for violation in error.violations} <= set(SETTINGS)
     else:
         assert check_configuration(configuration) == configuration
+
+
+def test_a_backend_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSettings, match=r"engine\.backend: expected one of auto, picolm, .*got 'lamacpp'"):
+        load(tmp_path, flags={"engine.backend": "lamacpp"})
+    assert load(tmp_path, environment={"TRIPOWER_ENGINE__BACKEND": "llamacpp"}).engine.backend == "llamacpp"
+
+
+def test_extensions_of_remote_servers_come_from_a_closed_list(tmp_path: Path) -> None:
+    assert load(tmp_path, flags={"proxy.extensions": "top_k,min_p"}).proxy.extensions == ("top_k", "min_p")
+    assert refused(tmp_path, at("proxy.extensions", '["top_k", "typical_p"]')) == ["proxy.extensions"]
+
+
+@pytest.mark.parametrize("variable", ["TRIPOWER_UPSTREAM_KEY", "TRIPOWER_UPSTREAM_KEY_FAR_OFF"])
+def test_a_key_in_the_environment_is_no_setting(variable: str, tmp_path: Path) -> None:
+    assert "secret" not in repr(load(tmp_path, environment={variable: "secret"}))

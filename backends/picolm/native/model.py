@@ -17,7 +17,8 @@ from tripower.backends.model_file import ModelFile
 from tripower.backends.picolm.decoder import EMBEDDING, HEAD, Decoder
 from tripower.backends.picolm.native.kernels.attention import supports
 from tripower.backends.picolm.native.kernels.formats import BLOCK, FORMATS, FloatFormat, Format
-from tripower.backends.picolm.native.kernels.packing import Packed, pack_in_steps
+from tripower.backends.picolm.native.kernels.packing import Packed, pack_in_steps, packed_bytes
+from tripower.backends.picolm.native.memory import zeros
 from tripower.backends.picolm.native.target import Target
 from tripower.backends.picolm.weights import Wanted
 
@@ -70,25 +71,48 @@ def why_not(file: ModelFile, decoder: Decoder, wanted: Iterable[Wanted]) -> str:
 def read_native_model(
     file: ModelFile, decoder: Decoder, wanted: Iterable[Wanted], target: Target, progress: Callable[[float], None]
 ) -> Generator[None, None, NativeModel]:
-    """Read and repack a checked list of tensors; yields at boundaries, a few megabytes apart. Blocks between them."""
-    present = [item for item in wanted if item.name in file.tensors]
+    """Read and repack a checked list of tensors; yields at boundaries, a few megabytes apart. Blocks between them.
+
+    All matrices lie in one block of memory in the order in which a step reads them, since kernels ask for weights ahead of use.
+    """
+    present = _in_order_of_use([item for item in wanted if item.name in file.tensors])
     total = sum(file.tensors[item.name].nbytes for item in present)
     model = NativeModel(decoder, {}, {}, sum(file.tensors[item.name].elements for item in present))
-    done = 0
-    for item in present:
-        tensor = file.tensors[item.name]
-        if len(item.shape) < 2:
+    sizes = [_packed_bytes(file, item, target) for item in present]
+    memory = zeros(sum(sizes), np.uint8)
+    done = first = 0
+    for item, size in zip(present, sizes, strict=True):
+        if not size:
             model.vectors[item.name] = np.ascontiguousarray(dequantise(file, item.name))
-            done += tensor.nbytes
+            done += file.tensors[item.name].nbytes
             continue
-        raw = file.read(item.name).reshape(-1, tensor.nbytes // int(np.prod(item.shape[:-1])))
-        packed, steps = pack_in_steps(tensor.type_name, raw, item.shape[-1], target)
-        for size in steps:
-            done += size
+        tensor = file.tensors[item.name]
+        raw = file.read(item.name).reshape(_outputs(item), -1)
+        packed, steps = pack_in_steps(tensor.type_name, raw, item.shape[-1], target, memory[first : first + size])
+        for read in steps:
+            done += read
             progress(done / total)
             yield
         model.matrices[item.name] = packed
+        first += size
     return model
+
+
+def _in_order_of_use(items: list[Wanted]) -> list[Wanted]:
+    """The embedding last: as the head it is read last, and as an embedding only by the row."""
+    return sorted(items, key=lambda item: item.name == EMBEDDING)
+
+
+def _outputs(item: Wanted) -> int:
+    """Rows of a matrix; of experts, of all together."""
+    return int(np.prod(item.shape[:-1]))
+
+
+def _packed_bytes(file: ModelFile, item: Wanted, target: Target) -> int:
+    """What a matrix takes; 0 for a vector, which is not packed."""
+    if len(item.shape) < 2:
+        return 0
+    return packed_bytes(file.tensors[item.name].type_name, _outputs(item), item.shape[-1], target)
 
 
 def is_float(packed: Packed) -> bool:

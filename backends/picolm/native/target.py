@@ -52,7 +52,7 @@ def narrower_targets() -> list[Target]:
     host = host_target()
     found = [host]
     if host.dot_product:
-        found.append(msgspec.structs.replace(host, dot_product=False))
+        found.append(msgspec.structs.replace(host, dot_product=False, features=host.features + ",-avx512vnni"))
     if host.architecture != "x86_64":
         return found
     if host.lanes > 8:

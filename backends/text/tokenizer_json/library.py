@@ -20,22 +20,22 @@ SHORT_CHARACTERS = 16_384
 """Longer texts are given to a call that lets other threads run meanwhile; it costs a little more."""
 REASON_CHARACTERS_MAX = 200
 MODEL = "BPE"
-"""Every family here has it; a unigram or word-piece tokenizer belongs to other models."""
+"""Every family of decoders here has it; encoders have word pieces, and a unigram tokenizer belongs to other models."""
 
 
-def load_tokenizer(data: bytes) -> Tokenizer:
+def load_tokenizer(data: bytes, wanted: str = MODEL) -> Tokenizer:
     """The tokenizer in a `tokenizer.json`, without truncation and padding. Blocks for a second where it is large.
 
-    Raises `ModelRefused`: `bad_value` for what is none, `unsupported_tokenizer` for a kind that decoders here do not use.
+    Raises `ModelRefused`: `bad_value` for what is none, `unsupported_tokenizer` for another kind than the wanted one.
     """
     with foreign_errors(lambda reason: refuse("bad_value", FILE, f"cannot be used as a tokenizer ({reason})")):
         tokenizer = Tokenizer.from_buffer(data)
         tokenizer.no_truncation()
         tokenizer.no_padding()
     kind = type(tokenizer.model).__name__
-    if kind != MODEL:
-        raise refuse("unsupported_tokenizer", f"{FILE} model", f"is a {kind}; supported is {MODEL}")
-    if tokenizer.model.dropout:
+    if kind != wanted:
+        raise refuse("unsupported_tokenizer", f"{FILE} model", f"is a {kind}; supported is {wanted}")
+    if getattr(tokenizer.model, "dropout", None):
         raise refuse("unsupported_tokenizer", f"{FILE} model", "draws lots (dropout): the same text would get different ids")
     return tokenizer
 

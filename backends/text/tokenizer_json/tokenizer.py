@@ -80,6 +80,10 @@ class JsonTokenizer:
         """The bytes a token stands for: none for control tokens and for an id without a token."""
         return self.vocabulary.piece(token)
 
+    def control_text(self, token: int) -> str:
+        """The text of a token that stands for no bytes; empty for an id without a token."""
+        return self.vocabulary.texts.get(token, "")
+
     def _plain(self, text: str, *, first: bool) -> list[int]:
         if not text:
             return []

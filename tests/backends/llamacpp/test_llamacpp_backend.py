@@ -237,3 +237,11 @@ def anonymous_bytes() -> int:
         pytest.skip("this system does not tell what memory a process has of its own")
     with open("/proc/self/status") as lines:
         return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon", "VmSwap")))
+
+
+def test_nothing_native_is_printed(
+    tiny_model: Any, load_llamacpp: Any, refusal: Refusal, capfd: pytest.CaptureFixture[str]
+) -> None:
+    load_llamacpp(tiny_model("llama"))
+    refusal(tiny_model("llama", drop=("blk.1.ffn_down.weight",)))
+    assert capfd.readouterr() == ("", "")

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tripower.backends.llamacpp import run_ahead
 from tripower.backends.llamacpp.engine import LlamacppEngine
 from tripower.backends.llamacpp.native import Context
 from tripower.backends.llamacpp.run_ahead import BATCH_BYTES, compiled, decodes_plainly
@@ -139,6 +140,14 @@ def test_each_step_is_signalled(engine: LlamacppEngine) -> None:
     finally:
         os.close(read)
         os.close(write)
+
+
+def test_a_call_has_a_boundary_after_so_many_steps(engine: LlamacppEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = by_steps(engine, monkeypatch, table_for(engine, {0: [1, 2, 3]}))
+    monkeypatch.setattr(run_ahead, "STEPS_AHEAD", 5)
+    table = table_for(engine, {0: [1, 2, 3]})
+    assert len([None for _ in engine.run(table)]) == 5  # the prompt's, and one in each gap of the other 23 steps
+    assert np.array_equal(table.drawn, whole.drawn)
 
 
 @pytest.mark.parametrize("sampling", [SAMPLED, SamplingParameters(temperature=0.0, repeat_penalty=1.1)])

@@ -32,6 +32,10 @@ PLAIN = DelegateRequest(prompt="Once", max_tokens=5, stop=("x",))
 USAGE = SimpleNamespace(prompt_tokens=3, completion_tokens=2)
 
 
+class Panic(BaseException):
+    """What a panic in Rust arrives as."""
+
+
 def chunk(text: str, reason: str | None = None, usage: Any = None) -> Any:
     return SimpleNamespace(choices=[SimpleNamespace(delta=SimpleNamespace(content=text), finish_reason=reason)], usage=usage)
 
@@ -53,7 +57,7 @@ class Runner:
     def _chunks(self) -> Iterator[Any]:
         try:
             for item in self.answer:
-                if isinstance(item, Exception):
+                if isinstance(item, BaseException):
                     raise item
                 yield item
         finally:
@@ -107,6 +111,7 @@ async def test_leaving_drops_the_stream() -> None:
         ((chunk("a"), ValueError("tensor is not contiguous")), DeviceFailed, "device_failed"),
         ((ValueError("Prompt sequence length is greater than 8192, perhaps"),), InvalidRequest, "context_length_exceeded"),
         ((RuntimeError(),), DeviceFailed, "device_failed"),
+        ((chunk("a"), Panic("the library panicked")), DeviceFailed, "device_failed"),
     ],
 )
 async def test_what_goes_wrong_has_its_reaction(answer: tuple[Any, ...], kind: type[TripowerError], code: str) -> None:
@@ -171,7 +176,10 @@ def test_a_missing_wheel_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> 
         check_installed()
 
 
-def test_a_load_that_fails_is_a_refused_model_and_stays_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [ValueError, Panic])
+def test_a_load_that_fails_is_a_refused_model_and_stays_offline(
+    kind: type[BaseException], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for variable in ("HF_HUB_OFFLINE", "RAYON_NUM_THREADS", "RUST_LOG"):
         monkeypatch.setenv(variable, "")  # so that it is put back afterwards
         monkeypatch.delenv(variable)
@@ -179,7 +187,7 @@ def test_a_load_that_fails_is_a_refused_model_and_stays_offline(monkeypatch: pyt
 
     def refuse(**options: Any) -> None:
         assert options["which"].quantized_filename == "some.gguf" and options["token_source"] == "none"
-        raise ValueError("needs 6957 bytes\n   0: <candle_core::error::Error>::bt")
+        raise kind("needs 6957 bytes\n   0: <candle_core::error::Error>::bt")
 
     which = SimpleNamespace(GGUF=SimpleNamespace)
     monkeypatch.setattr(sys.modules["mistralrs"], "Runner", refuse, raising=False)

@@ -1,4 +1,4 @@
-"""Blocks of a GGUF file taken apart: quants as bytes, scales as they are.
+"""Blocks of a GGUF file taken apart: bit planes of the quants, and scales as they are.
 
 Each function gets the blocks of one type, uint8 [n, block bytes], and gives `Parts`. The layouts are ggml's, as the `gguf` package
 reads them; a test compares every type with that package's values.
@@ -13,15 +13,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
+Words = NDArray[np.uint32]
 
 
 class Parts(msgspec.Struct):
-    """Blocks of one type. `quants` uint8 [n, inputs], never negative; `coarse` the bytes of float16 values [n, entries * 2]."""
+    """Blocks of one type."""
 
-    quants: Bytes
+    planes: tuple[Bytes, ...]
+    """Fields of each plane, lowest bits first: uint8 [n, inputs]."""
     coarse: Bytes
+    """The bytes of float16 values, [n, entries * 2]."""
     fine: Bytes | None = None
     """uint8 [n, groups, entries]; k-quants only."""
+    words: Words | None = None
+    """The lowest plane as words, uint32 [n, words], where that needs no fields; `planes` then begins with the next one."""
+
+
+def _halves(packed: Bytes) -> Words:
+    """Bytes by fours to words that hold the first and the third byte in the lower half, the others in the upper one."""
+    words = np.ascontiguousarray(packed).view(np.uint32)
+    differing = words >> np.uint32(8)
+    differing ^= words
+    differing &= np.uint32(0xFF00)
+    swapped = words ^ differing
+    differing <<= np.uint32(8)
+    swapped ^= differing
+    return swapped
 
 
 def _nibbles(packed: Bytes, run: int) -> Bytes:
@@ -36,40 +53,41 @@ def _fields(packed: Bytes, bits: int, run: int) -> Bytes:
     return ((packed.reshape(len(packed), -1, 1, run) >> shifts) & np.uint8((1 << bits) - 1)).reshape(len(packed), -1)
 
 
-def _high_bits(packed: Bytes) -> Bytes:
-    return np.unpackbits(packed, axis=1, bitorder="little") << np.uint8(4)
+def _bits(packed: Bytes) -> Bytes:
+    return np.unpackbits(packed, axis=1, bitorder="little")
 
 
 def _q4_0(raw: Bytes) -> Parts:
-    return Parts(_nibbles(raw[:, 2:], 16), raw[:, :2])
+    return Parts((), raw[:, :2], words=_halves(raw[:, 2:]))
 
 
 def _q4_1(raw: Bytes) -> Parts:
-    return Parts(_nibbles(raw[:, 4:], 16), raw[:, :4])
+    return Parts((), raw[:, :4], words=_halves(raw[:, 4:]))
 
 
 def _q5_0(raw: Bytes) -> Parts:
-    return Parts(_nibbles(raw[:, 6:], 16) | _high_bits(raw[:, 2:6]), raw[:, :2])
+    return Parts((_bits(raw[:, 2:6]),), raw[:, :2], words=_halves(raw[:, 6:]))
 
 
 def _q5_1(raw: Bytes) -> Parts:
-    return Parts(_nibbles(raw[:, 8:], 16) | _high_bits(raw[:, 4:8]), raw[:, :4])
+    return Parts((_bits(raw[:, 4:8]),), raw[:, :4], words=_halves(raw[:, 8:]))
 
 
 def _q8_0(raw: Bytes) -> Parts:
-    return Parts(raw[:, 2:] ^ np.uint8(128), raw[:, :2])
+    words = _halves(raw[:, 2:])
+    words ^= np.uint32(0x80808080)
+    return Parts((), raw[:, :2], words=words)
 
 
 def _q2_k(raw: Bytes) -> Parts:
-    return Parts(_fields(raw[:, 16:80], 2, 32), raw[:, 80:84], raw[:, :16, None])
+    return Parts((_fields(raw[:, 16:80], 2, 32),), raw[:, 80:84], raw[:, :16, None])
 
 
 def _q3_k(raw: Bytes) -> Parts:
     low, high = _fields(raw[:, 32:96], 2, 32), _fields(raw[:, :32], 1, 32)
-    four = _nibbles(raw[:, 96:104], 8)
-    two = _fields(raw[:, 104:108], 2, 4)
+    four, two = _nibbles(raw[:, 96:104], 8), _fields(raw[:, 104:108], 2, 4)
     scales = (four | (two << np.uint8(4))) - np.uint8(32)
-    return Parts(low | (high << np.uint8(2)), raw[:, 108:110], scales[:, :, None])
+    return Parts((low, high), raw[:, 108:110], scales[:, :, None])
 
 
 def _scales_and_minima(packed: Bytes) -> Bytes:
@@ -81,17 +99,16 @@ def _scales_and_minima(packed: Bytes) -> Bytes:
 
 
 def _q4_k(raw: Bytes) -> Parts:
-    return Parts(_nibbles(raw[:, 16:], 32), raw[:, :4], _scales_and_minima(raw[:, 4:16]))
+    return Parts((_nibbles(raw[:, 16:], 32),), raw[:, :4], _scales_and_minima(raw[:, 4:16]))
 
 
 def _q5_k(raw: Bytes) -> Parts:
-    high = _fields(raw[:, 16:48], 1, 32) << np.uint8(4)
-    return Parts(_nibbles(raw[:, 48:], 32) | high, raw[:, :4], _scales_and_minima(raw[:, 4:16]))
+    return Parts((_nibbles(raw[:, 48:], 32), _fields(raw[:, 16:48], 1, 32)), raw[:, :4], _scales_and_minima(raw[:, 4:16]))
 
 
 def _q6_k(raw: Bytes) -> Parts:
-    high = _fields(raw[:, 128:192], 2, 32) << np.uint8(4)
-    return Parts(_nibbles(raw[:, :128], 64) | high, raw[:, 208:210], raw[:, 192:208, None])
+    planes = (_nibbles(raw[:, :128], 64), _fields(raw[:, 128:192], 2, 32))
+    return Parts(planes, raw[:, 208:210], raw[:, 192:208, None])
 
 
 TAKE_APART: dict[str, tuple[int, Callable[[Bytes], Parts]]] = {

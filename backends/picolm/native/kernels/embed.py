@@ -59,8 +59,8 @@ def _quantised(kernel: Kernel, form: Format, reader: StripReader, out: Value, k:
         minimum = reader.minimum(group) if form.minimum else None
         first = b.mul(group, i64(steps))
         with kernel.loop(first, b.add(first, i64(steps))) as step:
-            here = kernel.at(out, b.mul(step, i64(STEP)), F32)
-            for pair, both in enumerate(reader.pairs(step)):
+            here = kernel.at(out, b.shl(reader.first_pair(group, step), i64(1)), F32)
+            for pair, both in zip(form.pair_offsets, reader.pairs(step), strict=True):
                 for odd, quant in enumerate((b.and_(both, i32(0xFFFF)), b.lshr(both, i32(16)))):
                     # the file's own order of operations: the result has the bits of the reference
                     value = b.fmul(weight_scale, b.sitofp(b.sub(quant, i32(form.offset)), F32))

@@ -1,10 +1,11 @@
 """What each weight type of a GGUF file becomes in memory: descriptions from which packing and kernels are made.
 
 Weights are repacked once, without changing a value. The unit is a *strip*: as many outputs as a vector has lanes, with all their
-inputs. Inputs come in blocks of 32. A quant lies in bit planes (5 = 4 + 1, 6 = 4 + 2, 3 = 2 + 1), and a plane of b
-bits takes b words of 32 bits for each block and output. A word holds 16 / b *pairs* of inputs (2j, 2j + 1), the even one in the
-lower half, the odd one in the upper half, pair after pair from bit 0 on: one shift and one mask give two 16-bit integers in each
-lane, which is what the dot product instruction wants.
+inputs. Inputs come in blocks of 32. A quant lies in bit planes (5 = 4 + 1, 6 = 4 + 2, 3 = 2 + 1), and a plane of b bits takes b
+words of 32 bits for each block and output. A word holds 16 / b *pairs* of inputs (2j, 2j + 1), from bit 0 on, the even input in the
+lower half and the odd one in the upper half: one shift and one mask give two 16-bit integers in each lane, which is what the dot
+product instruction wants. Pairs follow each other in the order of the inputs or, in types whose bytes hold inputs k and k + 16 of a
+block, in an order (`halves`) in which words are those bytes, so that packing need not take them apart.
 
 A strip holds, one after the other and each aligned to a vector:
 
@@ -48,6 +49,23 @@ class Format(msgspec.Struct, frozen=True):
     group: int = BLOCK
     """Inputs that share a scale."""
     fine: Fine = Fine.NONE
+    halves: bool = False
+    """Word w of the first plane holds pairs 2w, 2w + 8, 2w + 1, 2w + 9 of a block instead of 4w, 4w + 1, 4w + 2, 4w + 3."""
+
+    @property
+    def pair_offsets(self) -> tuple[int, ...]:
+        """Where a step's four pairs lie, counted from its first pair."""
+        return (0, 8, 1, 9) if self.halves else (0, 1, 2, 3)
+
+    @property
+    def step_pairs(self) -> int:
+        """From the first pair of a step to that of the next one of the block."""
+        return 2 if self.halves else 4
+
+    @property
+    def order(self) -> list[int]:
+        """Pairs of a block in the order in which they are stored."""
+        return [self.step_pairs * step + offset for step in range(BLOCK // STEP) for offset in self.pair_offsets]
 
     @property
     def bits(self) -> int:
@@ -106,10 +124,10 @@ AnyFormat = Format | FloatFormat
 FORMATS: dict[str, AnyFormat] = {
     each.name: each
     for each in (
-        Format("Q4_0", (4,), offset=8),
-        Format("Q4_1", (4,), minimum=True),
-        Format("Q5_0", (4, 1), offset=16),
-        Format("Q5_1", (4, 1), minimum=True),
+        Format("Q4_0", (4,), offset=8, halves=True),
+        Format("Q4_1", (4,), minimum=True, halves=True),
+        Format("Q5_0", (4, 1), offset=16, halves=True),
+        Format("Q5_1", (4, 1), minimum=True, halves=True),
         Format("Q8_0", (8,), offset=128),
         Format("Q2_K", (2,), minimum=True, group=16, fine=Fine.NIBBLES),
         Format("Q3_K", (2, 1), offset=4, group=16, fine=Fine.SIGNED),

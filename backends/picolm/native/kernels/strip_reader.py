@@ -54,7 +54,7 @@ def _whole(f: Function, size: Value, lanes: int) -> Value:
 class StripReader:
     """One strip at `pointer`, all its lanes or, if `lane` is given, that one alone.
 
-    Step s is inputs 8s to 8s + 7, of which pair p is (8s + 2p, 8s + 2p + 1).
+    A step is four pairs; `first_pair` and `Format.pair_offsets` say which.
     """
 
     def __init__(self, f: Function, form: Format, target: Target, pointer: Value, k: Value, lane: Value | None = None) -> None:
@@ -76,6 +76,12 @@ class StripReader:
         for section, size, inputs in sections:
             size = size * self._stride * form.group // inputs
             prefetch_lines(self._f, self._f.at(section, b.add(ahead, b.mul(group, i64(size))), I8), size)
+
+    def first_pair(self, group: Value, step: Value) -> Value:
+        """Number of the first pair of a step of a group, counted from the beginning of the row."""
+        first = self._f.b.mul(step, i64(self._form.step_pairs))
+        skipped = (STEP // 2 - self._form.step_pairs) * BLOCK // STEP
+        return self._f.b.add(first, self._f.b.mul(group, i64(skipped))) if skipped else first
 
     def pairs(self, step: Value) -> list[Value]:
         """Quants of a step's four pairs, never negative: i32 lanes that hold two i16, the even input in the lower half."""

@@ -39,6 +39,10 @@ def _cases() -> list[Any]:
             marks = [] if index == 0 or name in EVERYWHERE else [pytest.mark.long]
             found.append(pytest.param(name, target, id=f"{name}-{target.name}", marks=marks))
     host = host_target()
+    plain = msgspec.structs.replace(
+        host, architecture="another", dot_product=False
+    )  # no instruction named, as on other processors
+    found.append(pytest.param("Q4_1", plain, id="Q4_1-plain"))
     if host.dot_product and host.lanes == 16:  # as processors with short vectors and a dot product have it
         short = msgspec.structs.replace(host, lanes=8)
         found.append(pytest.param("Q4_1", short, id=f"Q4_1-{short.name}"))

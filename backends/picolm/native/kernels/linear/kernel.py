@@ -32,7 +32,8 @@ def emit_linear(module: ir.Module, name: str, form: AnyFormat, target: Target, r
 def emit_expert_linear(module: ir.Module, name: str, form: AnyFormat, target: Target, rows: int, strips: int) -> Kernel:
     """The same for pairs of row and expert: pair `row * used + j` is multiplied with the weights of expert `ids[pair]`.
 
-    `out` is float32 [pairs][stride]. Pairs of a tile that use the same expert go by together, so that its weights are read once.
+    `out` is float32 [pairs][stride]. Pairs of a tile that use the same expert go by together, so that its weights are read once. Ids
+    are trusted: the router made them.
     """
     frame = _Frame(module, name, form, target, rows, strips)
     kernel, b = frame.kernel, frame.kernel.b

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from tripower.backends.picolm.native.emit import F32, I32, I64, PTR, Function, Value, Variable, constant, i32, i64, vector
+from tripower.backends.picolm.native.emit import F32, I8, I32, I64, PTR, Function, Value, Variable, constant, i32, i64, vector
 from tripower.backends.picolm.native.kernels.formats import BLOCK, STEP, Format
 from tripower.backends.picolm.native.kernels.linear.dot import dot_pairs
 from tripower.backends.picolm.native.kernels.linear.results import Results, ahead_bytes, internal_function, strip_pointers
@@ -26,6 +26,8 @@ def emit_rows(module: ir.Module, name: str, form: Format, target: Target, rows: 
 
 
 class _Rows:
+    """The function under construction: pointers to strips and rows, and the results so far."""
+
     def __init__(self, f: Function, form: Format, target: Target, rows: int, strips: int) -> None:
         self.f, self.form, self.target, self.rows, self.strips, self.lanes = f, form, target, rows, strips, target.lanes
         self.k = f.load(f.args[0], Word.K, I64)
@@ -44,7 +46,7 @@ class _Rows:
         """Where each row begins in an array with `size` bytes for every so many inputs."""
         f = self.f
         base, stride = f.load(f.args[0], word, PTR), f.b.mul(over(f, self.k, inputs), i64(size))
-        return [f.at(base, f.b.mul(f.load(f.args[3], row, I64), stride), ir.IntType(8)) for row in range(self.rows)]
+        return [f.at(base, f.b.mul(f.load(f.args[3], row, I64), stride), I8) for row in range(self.rows)]
 
     def emit(self) -> None:
         f, form = self.f, self.form
@@ -58,29 +60,30 @@ class _Rows:
             sums = [[f.variable(vector(I32, self.lanes), start) for _ in self.readers] for start in self._starts(group)]
             first = f.b.mul(group, i64(steps))
             if unrolled == steps:
-                self._steps(first, steps, sums)
+                self._steps(group, first, steps, sums)
             else:
                 with f.loop(first, f.b.add(first, i64(steps)), unrolled) as step:
-                    self._steps(step, unrolled, sums)
+                    self._steps(group, step, unrolled, sums)
             self._add(group, sums)
         self.y.store()
         f.done()
 
-    def _steps(self, first: Value, count: int, sums: list[list[Variable]]) -> None:
+    def _steps(self, group: Value, first: Value, count: int, sums: list[list[Variable]]) -> None:
         """Dot products of some steps."""
-        f, pairs = self.f, STEP // 2
-        q = [f.at(row, f.b.mul(first, i64(pairs)), I32) for row in self.q]
+        f = self.f
+        first_pair = self.readers[0].first_pair(group, first)
+        q = [f.at(row, first_pair, I32) for row in self.q]
         now = [[held.get() for held in row] for row in sums]
         for index in range(count):
             step = f.b.add(first, i64(index)) if index else first
             weights = [reader.pairs(step) for reader in self.readers]
-            for pair in range(pairs):
+            for pair, offset in enumerate(self.form.pair_offsets):
                 for row in range(self.rows):
-                    inputs = f.splat(f.load(q[row], index * pairs + pair, I32), self.lanes)
+                    inputs = f.splat(f.load(q[row], index * self.form.step_pairs + offset, I32), self.lanes)
                     for strip, weight in enumerate(weights):
                         now[row][strip] = dot_pairs(f, self.target, now[row][strip], weight[pair], inputs)
-        for row, values in zip(sums, now, strict=True):
-            for held, value in zip(row, values, strict=True):
+        for variables, values in zip(sums, now, strict=True):
+            for held, value in zip(variables, values, strict=True):
                 held.set(value)
 
     def _starts(self, group: Value) -> list[Value]:

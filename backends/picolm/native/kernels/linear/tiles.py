@@ -22,8 +22,9 @@ def tile_count(n: int, target: Target, strips: int, rows: int, rows_per_tile: in
 
 
 def tile_word(tile_strips: int, ahead: int = 0) -> int:
-    """The word `TILE`: strips of a tile (rounded up to whole sets of a kernel's strips), and how many strips further on weights are asked for while these are used.
+    """The word `TILE`: strips of a tile, and how many strips further on weights are asked for while these are used.
 
+    A kernel rounds the strips of a tile up to whole sets of those that it takes at a time.
     The best `ahead` is the distance to this thread's next strips, `tile_strips` times the number of threads: weights that another
     thread will use are of no use here. 0 means that of two threads, which does no harm to one.
     """

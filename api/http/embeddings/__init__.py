@@ -1,0 +1,1 @@
+"""`POST /v1/embeddings`: what may be asked, how it is answered, and the way between the two."""

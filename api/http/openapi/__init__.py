@@ -1,0 +1,1 @@
+"""The service as it describes itself to machines."""

@@ -1,0 +1,103 @@
+"""An OpenAPI 3.1 document from the route table and the structs that requests are decoded into.
+
+Nothing in it is written twice: paths and verbs are the router's, schemas those of the types (msgspec's are JSON Schema 2020-12, which
+OpenAPI 3.1 takes as they are). What types cannot know is in `operations`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args
+
+import msgspec
+from starlette.routing import Route
+
+from tripower.api.http.errors import ErrorBody
+from tripower.api.http.openapi.operations import OPERATIONS, Operation
+from tripower.api.version import VERSION
+
+REFERENCE = "#/components/schemas/{name}"
+HEADERS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "x-request-id": ("an id of the client's own, which comes back", {"type": "string", "maxLength": 128}),
+    "x-tripower-deadline-ms": ("milliseconds after which the answer is not wanted any more", {"type": "integer", "minimum": 1}),
+    "x-tripower-strict": ("1 refuses fields that nobody knows", {"type": "string", "enum": ["0", "1"]}),
+}
+_PARAMETER = re.compile(r"\{(\w+)\}")
+
+
+def openapi_document(routes: Iterable[Route]) -> dict[str, Any]:
+    """The document, as plain data. A route that `operations` does not know is described by its name alone."""
+    described = [(route, OPERATIONS.get(route.name) or Operation(summary=route.name, tag="other")) for route in routes]
+    types = [kind for _, operation in described for kind in (operation.request, operation.answer) if kind is not None]
+    schemas, components = msgspec.json.schema_components([ErrorBody, *_structs(types)], ref_template=REFERENCE)
+    by_type = dict(zip([ErrorBody, *_structs(types)], schemas, strict=True))
+    paths: dict[str, Any] = {}
+    for route, operation in described:
+        for method in sorted((route.methods or set()) - {"HEAD"}):
+            paths.setdefault(route.path_format, {})[method.lower()] = _operation(route, operation, by_type)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "tripower", "version": VERSION, "description": "An OpenAI-compatible inference service."},
+        "servers": [{"url": "/"}],
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+
+
+def _structs(types: Iterable[Any]) -> list[Any]:
+    """Each type once; of a union its members, since several structs are no type for msgspec."""
+    members = [member for kind in types for member in (get_args(kind) if _is_union(kind) else (kind,))]
+    return list(dict.fromkeys(members))
+
+
+def _is_union(kind: Any) -> bool:
+    return bool(get_args(kind)) and all(
+        isinstance(member, type) and issubclass(member, msgspec.Struct) for member in get_args(kind)
+    )
+
+
+def _operation(route: Route, operation: Operation, schemas: Mapping[Any, Any]) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "operationId": route.name,
+        "summary": operation.summary,
+        "tags": [operation.tag],
+        "parameters": _parameters(route, operation),
+        "responses": _responses(operation, schemas),
+    }
+    if operation.request is not None:
+        content = {"application/json": {"schema": schemas[operation.request]}}
+        out["requestBody"] = {"required": True, "content": content}
+    return out
+
+
+def _parameters(route: Route, operation: Operation) -> list[dict[str, Any]]:
+    path = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in _PARAMETER.findall(route.path_format)
+    ]
+    query = [
+        {"name": name, "in": "query", "description": text, "schema": {"type": "string"}}
+        for name, text in operation.query.items()
+    ]
+    names = HEADERS if operation.request is not None else ["x-request-id"]
+    headers = [{"name": name, "in": "header", "description": HEADERS[name][0], "schema": HEADERS[name][1]} for name in names]
+    return [*path, *query, *headers]
+
+
+def _responses(operation: Operation, schemas: Mapping[Any, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = {name: {"schema": {"type": "string"}} for name in operation.also}
+    if operation.answer is not None:
+        content = {"application/json": {"schema": _schema(operation.answer, schemas)}} | content
+    out: dict[str, Any] = {"200": {"description": operation.summary, "content": content}}
+    if operation.unavailable:
+        out["503"] = {"description": "The answer is no", "content": content}
+    out["default"] = {
+        "description": "What is wrong, and with which field",
+        "content": {"application/json": {"schema": schemas[ErrorBody]}},
+    }
+    return out
+
+
+def _schema(kind: Any, schemas: Mapping[Any, Any]) -> Any:
+    return {"anyOf": [schemas[member] for member in get_args(kind)]} if _is_union(kind) else schemas[kind]

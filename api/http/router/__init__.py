@@ -1,0 +1,1 @@
+"""Loading and unloading models, in the words of llama-server's router."""

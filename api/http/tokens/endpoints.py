@@ -1,0 +1,125 @@
+"""`/tokenize`, `/detokenize`, `/apply-template`, `/v1/chat/completions/input_tokens` and `/tokenizer_info`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
+from urllib.parse import parse_qs
+
+from tripower.actors.model_registry import ReadyModel
+from tripower.api.http.decoding import RequestDecoder
+from tripower.api.http.exchange import EXCHANGE, Exchange
+from tripower.api.http.service import Service
+from tripower.api.http.text_endpoint import check_content_type
+from tripower.api.http.tokens import answers
+from tripower.api.http.tokens.requests import ApplyTemplateIn, DetokenizeIn, TokenizeIn
+from tripower.api.http.tokens.work import TextWork
+from tripower.api.http.wire import ChatIn, conversation
+from tripower.runtime.engine import ChatMessage, EngineInfo, LoadedModel, TextLayer
+from tripower.runtime.kernel import InvalidRequest
+
+
+QUERY_FIELDS_MAX = 100
+
+
+class AboutTokens(Protocol):
+    """What every request here has."""
+
+    @property
+    def model(self) -> str | None: ...
+    def check(self) -> None:
+        """Raise `InvalidRequest` for what types cannot say."""
+
+
+Asked = TypeVar("Asked", bound=AboutTokens)
+Question = tuple[int, Callable[[EngineInfo, TextLayer], object]]
+"""How much text there is, and what to ask the model's text layer."""
+
+
+class TokenEndpoint(Generic[Asked]):
+    """An ASGI callable that decodes one kind of request, has the model's text layer answer it and sends the answer.
+
+    `ask` translates the request, and raises `InvalidRequest`, before any model is loaded.
+    """
+
+    def __init__(
+        self, service: Service, work: TextWork, decoder: RequestDecoder[Any], ask: Callable[[Asked], Question]
+    ) -> None:
+        self._service = service
+        self._work = work
+        self._decoder = decoder
+        self._ask = ask
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        exchange: Exchange = scope[EXCHANGE]
+        check_content_type(exchange)
+        body = await exchange.body(self._service.server.max_body_bytes)
+        asked, exchange.ignored = self._decoder.decode(body, strict=exchange.strict)
+        asked.check()
+        size, question = self._ask(asked)
+        deadline = exchange.deadline(self._service.scheduler.deadline_max_s)
+        with exchange.interruptible(deadline):
+            name = asked.model or await self._service.only_model()
+            loaded = rows_of(await self._service.runtime.ready(name, deadline))
+            answer = await self._work.encoded(size, lambda: question(loaded.engine.info, loaded.text))
+        await exchange.answer(200, answer)
+
+
+class TokenizerInfo:
+    """What lm-eval's remote tokenizer asks first. `?model=` names the model where there are several."""
+
+    def __init__(self, service: Service, work: TextWork) -> None:
+        self._service = service
+        self._work = work
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        exchange: Exchange = scope[EXCHANGE]
+        named = _model_in(scope["query_string"])
+        deadline = exchange.deadline(self._service.scheduler.deadline_max_s)
+        with exchange.interruptible(deadline):
+            name = named or await self._service.only_model()
+            loaded = rows_of(await self._service.runtime.ready(name, deadline))
+            answer = await self._work.encoded(0, lambda: answers.tokenizer_info(name, loaded.engine.info, loaded.text))
+        await exchange.answer(200, answer)
+
+
+def tokenize(asked: TokenizeIn) -> Question:
+    messages = asked.conversation()
+    size = len(asked.text()) + _length(messages or ())
+    return size, lambda info, text: answers.tokenize(asked, messages, info, text)
+
+
+def detokenize(asked: DetokenizeIn) -> Question:
+    return len(asked.tokens), lambda info, text: answers.detokenize(asked.tokens, info, text)
+
+
+def apply_template(asked: ApplyTemplateIn) -> Question:
+    messages = asked.conversation()
+    return _length(messages), lambda info, text: answers.PromptOut(text.render_text(messages))
+
+
+def count_input_tokens(asked: ChatIn) -> Question:
+    messages = conversation(asked.messages)
+    return _length(messages), lambda info, text: answers.InputTokensOut(len(text.render_chat(messages)))
+
+
+def rows_of(ready: ReadyModel) -> LoadedModel:
+    """The model, if its tokenizer is here. Raises `InvalidRequest` (501) for one that another engine tokenises for."""
+    if isinstance(ready.loaded, LoadedModel):
+        return ready.loaded
+    raise InvalidRequest(
+        f"the engine {ready.info.backend} keeps its tokenizer to itself: ask a model that runs on picolm or llamacpp",
+        code="endpoint_not_supported", status=501, kind="not_supported_error", param="model",
+    )  # fmt: skip
+
+
+def _model_in(query: bytes) -> str:
+    """The first `model` of a query; empty if there is none. Raises `InvalidRequest`."""
+    try:
+        return parse_qs(query.decode("latin-1"), max_num_fields=QUERY_FIELDS_MAX).get("model", [""])[0]
+    except ValueError as error:
+        raise InvalidRequest(f"model: the query has more than {QUERY_FIELDS_MAX} fields", param="model") from error
+
+
+def _length(messages: tuple[ChatMessage, ...]) -> int:
+    return sum(len(message.content) for message in messages)

@@ -1,0 +1,193 @@
+"""The engine on a device: pages, static shapes, captures and draws put together into a `StepEngine`.
+
+A step is decided on the host and done on the device: rows are checked, pages reserved, inputs filled and sent in one copy, the model and
+the draw launched or replayed, and the tokens read back, which is where the host waits. Logits stay on the device, except those of rows
+with penalties or a bias: such a row's own are drawn from on the host.
+
+The kernels are a library's, and they choose by the number of rows: a row's bits depend on its batch, so the engine calls itself
+`numeric`. It belongs to the thread that loaded it.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import attrs
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tripower.backends.picolm.accelerated.device import Stream
+from tripower.backends.picolm.accelerated.graph_cache import Capture, CapturePolicy, CaptureStatistics, GraphCache
+from tripower.backends.picolm.accelerated.kv_pool import KvPool
+from tripower.backends.picolm.accelerated.model import DeviceModel
+from tripower.backends.picolm.accelerated.sampler import draw, needs_host, sampler_class
+from tripower.backends.picolm.accelerated.step_inputs import StepInputs
+from tripower.backends.picolm.accelerated.step_shape import Segment, ShapeRules, StepShape
+from tripower.backends.picolm.paged_engine import PagedEngine
+from tripower.backends.sampling import draw_token
+from tripower.runtime.engine import EngineInfo, SamplingParameters, StepRow, StepTable, run_steps
+from tripower.runtime.engine.step_table import INVALID_LOGITS, NOT_DRAWN
+from tripower.runtime.kernel.errors import DeviceFailed, TripowerError
+
+PROMPT = "steps with prompts"
+
+
+@attrs.frozen
+class Outputs:
+    """Of a launch, on the device: `logits` float32 [drawn, vocabulary], `tokens` int64 [drawn]."""
+
+    logits: torch.Tensor
+    tokens: torch.Tensor
+
+
+CaptureWork = Callable[[Callable[[], Outputs]], Capture[Outputs]]
+
+
+class AcceleratedEngine(PagedEngine):
+    """A `StepEngine`. See `runtime.engine.contract` for what its methods promise."""
+
+    def __init__(
+        self,
+        model: DeviceModel,
+        pool: KvPool,
+        stream: Stream,
+        info: EngineInfo,
+        *,
+        weight_bytes_read: int = 0,
+        capture: CaptureWork | None = None,
+        never: str = "",
+        policy: CapturePolicy | None = None,
+    ) -> None:
+        """`never` says why nothing is to be captured; `capture` replaces the stream's own. Neither model nor pool is copied."""
+        super().__init__(pool.table)
+        self.info = info
+        self.weight_bytes_read = weight_bytes_read
+        """Bytes of weights that a step of one row reads."""
+        self._model: DeviceModel | None = model
+        self._pool, self._stream = pool, stream
+        self._rules = ShapeRules(
+            windows=model.windows,
+            page_positions=pool.page_positions,
+            pages_max=-(-info.context_max // pool.page_positions),
+            sequences_max=info.sequences_max,
+        )
+        self._never = never
+        self._graphs: GraphCache[Outputs] = GraphCache(capture or stream.capture, _same_bits, policy)
+        self._static: dict[StepShape, StepInputs] = {}
+
+    def step(self, rows: Sequence[StepRow]) -> list[int]:
+        """Evaluate all rows or none, in one launch. Blocks until the tokens are there.
+
+        Raises as the contract says; `DeviceFailed` may have the codes `state_memory_exhausted`, `invalid_logits` and
+        `device_out_of_memory`.
+        """
+        if not rows:
+            return []
+        self.check_rows(rows)
+        drawing = [index for index, row in enumerate(rows) if row.draw]
+        tokens = [NOT_DRAWN] * len(rows)
+        with self._all_or_none(rows), self._stream.entered():
+            inputs, ends = self._fill(rows, len(drawing))
+            # a decode step has a place for every row, another step for those that draw
+            places = {index: index if inputs.shape.decode else place for place, index in enumerate(drawing)}
+            on_host = {index for index in drawing if needs_host(rows[index].sampling)}
+            on_device = [rows[index].sampling for index in drawing if index not in on_host]
+            inputs.fill_draws(
+                [(place, ends[index], None if index in on_host else rows[index]) for index, place in places.items()]
+            )
+            outputs = self._launch(inputs, on_device)
+            found = outputs.tokens.tolist()
+            for index, place in places.items():
+                tokens[index] = found[place]
+                if index in on_host:
+                    tokens[index] = draw_token(outputs.logits[place].cpu().numpy(), rows[index])
+            self._stream.wait()
+            if INVALID_LOGITS in tokens:
+                raise DeviceFailed("the device returned logits that are not finite", code="invalid_logits")
+        return tokens
+
+    def run(self, table: StepTable) -> Iterator[None]:
+        return run_steps(self, table)
+
+    def logits(self, sequence: int, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Append `tokens` to a sequence in one step and return the logits of all of them, float32 [tokens, vocabulary].
+
+        For references and tests: a step only computes the logits that it draws from.
+        """
+        row = StepRow(sequence, self.length(sequence), tuple(tokens), draw=False)
+        self.check_rows([row])
+        with self._all_or_none([row]), self._stream.entered():
+            inputs, _ = self._fill([row], len(tokens))
+            inputs.fill_draws([(number, number, None) for number in range(len(tokens))])
+            found: NDArray[np.float32] = self._launch(inputs, []).logits[: len(tokens)].cpu().numpy().copy()
+            self._stream.wait()
+        return found
+
+    def captures(self) -> CaptureStatistics:
+        """How often launches were replayed, by shape."""
+        return self._graphs.statistics()
+
+    def close(self) -> None:
+        """Drop captures, weights and states. Idempotent."""
+        self._forget_captures()
+        self._model = None
+        self._pool.close()
+        self._stream.free_scratch()
+
+    def _fill(self, rows: Sequence[StepRow], drawn: int) -> tuple[StepInputs, list[int]]:
+        """Reserve pages and write what is evaluated; inputs, and the last row of each entry. Lengths are not moved."""
+        for row in rows:
+            self._pool.reserve(row.sequence, len(row.tokens))
+        segments = [Segment(row.sequence, row.position, row.tokens) for row in rows]
+        shape, members = self._rules.shape(segments, drawn)
+        inputs = self._static.get(shape) or StepInputs(shape, self._stream.device)
+        if shape.decode:
+            self._static[shape] = inputs
+        return inputs, inputs.fill(segments, members, self._pool, self._rules)
+
+    def _launch(self, inputs: StepInputs, sampling: list[SamplingParameters]) -> Outputs:
+        model, pool, shape = self._model, self._pool, inputs.shape
+        assert model is not None, "the engine was closed"
+        needed = sampler_class(sampling, self.info.vocabulary_size)
+
+        def work() -> Outputs:
+            logits = model.forward(inputs, pool)
+            return Outputs(logits, draw(logits, inputs.device, needed))
+
+        inputs.send()
+        if not shape.decode:
+            return self._graphs.launch(PROMPT, work, never="a prompt has a length of its own")
+        return self._graphs.launch(f"{shape}, {needed}", work, never=self._never)
+
+    def _forget_captures(self) -> None:
+        self._graphs.invalidate()
+        self._static.clear()
+
+    @contextmanager
+    def _all_or_none(self, rows: Sequence[StepRow]) -> Iterator[None]:
+        """Commit the rows' positions at the end, or give the reserved pages back and map what went wrong to `DeviceFailed`."""
+        try:
+            yield
+        except BaseException as error:
+            for row in rows:
+                self._pages.trim(row.sequence, row.position)
+            if isinstance(error, torch.OutOfMemoryError):
+                traceback.clear_frames(error.__traceback__)  # they hold what the step had made
+                self._forget_captures()
+                self._stream.free_scratch()
+                raise DeviceFailed(
+                    f"{self._stream.device} had no memory left for this step: fewer rows a step (scheduler.prefill_rows) need less",
+                    code="device_out_of_memory",
+                ) from error
+            if isinstance(error, Exception) and not isinstance(error, TripowerError):
+                raise DeviceFailed(f"a step failed: {error}") from error
+            raise
+        for row in rows:
+            self._pages.commit(row.sequence, len(row.tokens))
+
+
+def _same_bits(left: Outputs, right: Outputs) -> bool:
+    return torch.equal(left.tokens, right.tokens) and torch.equal(left.logits.view(torch.int32), right.logits.view(torch.int32))

@@ -1,0 +1,163 @@
+"""The document about the service: every route is in it, it is well formed, and answers are what it says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from starlette.routing import Route
+
+from tests.api.serving import ASK, serving
+from tripower.api.http.application import routes
+from tripower.api.http.openapi.document import openapi_document
+from tripower.api.http.openapi.operations import OPERATIONS
+from tripower.api.http.service import Service
+
+SCHEMAS = "#/components/schemas/"
+METHODS = {"get", "post", "put", "delete", "patch", "options"}
+
+
+def all_routes() -> list[Route]:
+    from tripower.api.http.figures import Figures
+    from tripower.runtime.configuration import SchedulerSettings, ServerSettings
+
+    nobody: Any = None
+    class_of_nobody = type("Nobody", (), {"statistics": lambda self: []})
+    return routes(Service(nobody or class_of_nobody(), ServerSettings(), SchedulerSettings(), Figures()))
+
+
+ROUTES = all_routes()
+DOCUMENT = openapi_document(ROUTES)
+
+
+def operations() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, methods in DOCUMENT["paths"].items():
+        for method, operation in methods.items():
+            yield path, method, operation
+
+
+def values(plain: Any, key: str) -> Iterator[Any]:
+    """Everything under this key, however deep."""
+    if isinstance(plain, dict):
+        for name, inner in plain.items():
+            if name == key:
+                yield inner
+            yield from values(inner, key)
+    elif isinstance(plain, list):
+        for inner in plain:
+            yield from values(inner, key)
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
+def test_every_route_is_described_with_all_its_verbs(route: Route) -> None:
+    assert route.name in OPERATIONS, f"describe {route.path} in api/http/openapi/operations.py"
+    described = DOCUMENT["paths"][route.path_format]
+    assert route.methods is not None
+    assert {method.lower() for method in route.methods - {"HEAD"}} <= set(described)
+
+
+def test_nothing_is_described_that_is_no_route() -> None:
+    assert set(OPERATIONS) == {route.name for route in ROUTES}
+    assert set(DOCUMENT["paths"]) == {route.path_format for route in ROUTES}
+
+
+def test_the_document_has_the_structure_of_openapi_3_1() -> None:
+    assert set(DOCUMENT) == {"openapi", "info", "servers", "paths", "components"}
+    assert DOCUMENT["openapi"] == "3.1.0" and {"title", "version"} <= set(DOCUMENT["info"])
+    ids = [operation["operationId"] for _, _, operation in operations()]
+    assert len(ids) == len(set(ids))
+    for path, method, operation in operations():
+        assert path.startswith("/") and method in METHODS
+        assert {"operationId", "summary", "responses", "parameters"} <= set(operation)
+        assert {"200", "default"} <= set(operation["responses"])
+        assert all(response["description"] for response in operation["responses"].values())
+        assert ("requestBody" in operation) == (method == "post")
+        for media in values(operation, "content"):
+            assert media and all(set(described) == {"schema"} for described in media.values())
+
+
+def test_every_parameter_of_a_path_is_declared_and_no_name_twice() -> None:
+    for path, _, operation in operations():
+        declared = [(parameter["in"], parameter["name"]) for parameter in operation["parameters"]]
+        assert len(declared) == len(set(declared))
+        assert {name for place, name in declared if place == "path"} == set(re.findall(r"\{(\w+)\}", path))
+        for parameter in operation["parameters"]:
+            assert parameter["in"] in ("path", "query", "header") and "schema" in parameter
+            assert parameter.get("required", False) == (parameter["in"] == "path")
+
+
+def test_every_reference_leads_somewhere_and_every_schema_is_used() -> None:
+    components = DOCUMENT["components"]["schemas"]
+    references = set(values(DOCUMENT, "$ref"))
+    assert {SCHEMAS + name for name in components} == references
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+", name) for name in components)
+
+
+@pytest.mark.parametrize("name", DOCUMENT["components"]["schemas"])
+def test_schemas_are_json_schema(name: str) -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
+    jsonschema.Draft202012Validator.check_schema(DOCUMENT["components"]["schemas"][name])
+
+
+def test_refusals_of_fields_and_limits_are_in_the_schemas() -> None:
+    chat = DOCUMENT["components"]["schemas"]["ChatIn"]
+    assert chat["required"] == ["messages"]
+    assert chat["properties"]["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0, "maximum": 2}
+
+
+async def test_it_is_served_and_says_the_same() -> None:
+    async with serving() as server:
+        first, second = await server.ask("/openapi.json"), await server.ask("/openapi.json")
+    assert first.status == 200 and first.headers["content-type"] == "application/json"
+    assert first.json == DOCUMENT and first.body == second.body
+
+
+BODIES: dict[str, Any] = {
+    "/v1/chat/completions": ASK,
+    "/v1/completions": {"prompt": "Hi"},
+    "/v1/chat/completions/input_tokens": ASK,
+    "/tokenize": {"content": "Hi"},
+    "/detokenize": {"tokens": [72]},
+    "/apply-template": {"messages": ASK["messages"]},
+    "/models/load": {"model": "fake"},
+    "/models/unload": {"model": "fake"},
+}
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
+async def test_an_answer_has_the_fields_that_are_described(route: Route) -> None:
+    (method,) = (route.methods or set()) - {"HEAD"}
+    path = route.path_format.replace("{id}", "fake")
+    async with serving() as server:
+        answer = await server.ask(path, BODIES.get(path) if method == "POST" else None, method=method)
+    described = DOCUMENT["paths"][route.path_format][method.lower()]["responses"][str(answer.status)]["content"]
+    media = answer.headers["content-type"].partition(";")[0]
+    assert answer.status == 200 and media in described
+    if media == "application/json":
+        assert any(fits(schema, answer.json) for schema in described[media]["schema"].get("anyOf", [described[media]["schema"]]))
+
+
+def fits(schema: dict[str, Any], plain: Any) -> bool:
+    """Whether an object has what is required of it and nothing that is not described."""
+    if "$ref" in schema:
+        schema = DOCUMENT["components"]["schemas"][schema["$ref"].removeprefix(SCHEMAS)]
+    properties = schema.get("properties")
+    return properties is None or (set(schema.get("required", ())) <= set(plain) <= set(properties))
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
+async def test_every_route_is_guarded_against_foreign_pages(route: Route) -> None:
+    """By enumeration: a new route is asked too."""
+    (method,) = (route.methods or set()) - {"HEAD"}
+    path = route.path_format.replace("{id}", "fake")
+    body = BODIES.get(path, {}) if method == "POST" else None
+    async with serving() as server:
+        foreign = await server.ask(path, body, method=method, headers={"host": "evil.example"})
+        assert (foreign.status, foreign.error["code"]) == (403, "host_not_allowed")
+        if method == "POST":
+            unasked = {"origin": "https://evil.example", "content-type": "text/plain"}
+            posted = await server.ask(path, body, method=method, headers=unasked)
+            assert (posted.status, posted.error["code"]) == (415, "unsupported_media_type")
+        assert server.runtime.unloaded == [] and server.runtime.requests == []
