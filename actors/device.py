@@ -183,11 +183,11 @@ class DeviceActor(Actor[Command]):
             await self._port.run()
 
     async def _watch(self) -> None:
-        """Notice a lane that no longer moves."""
+        """Notice a lane that no longer moves. A native loop passes no boundary of the lane, but it tells of its steps."""
         while True:
-            passed, jobs = self._port.boundaries(), self._jobs_done
+            before = self._port.boundaries(), self._jobs_done, self._steps
             await trio.sleep(self._stall_seconds / 4)
-            if not self._jobs or self._port.boundaries() != passed or self._jobs_done != jobs:
+            if not self._jobs or (self._port.boundaries(), self._jobs_done, self._steps) != before:
                 self._moved_at = trio.current_time()
             wedged = trio.current_time() - self._moved_at >= self._stall_seconds
             if wedged and not self._wedged:
@@ -245,7 +245,8 @@ class DeviceActor(Actor[Command]):
                 yield
 
         def done(_result: Any, error: TripowerError | None) -> None:
-            model = model_box[0] if model_box else None  # it may be there although the job was stopped or failed at its end
+            # It may be there although the job was stopped or failed at its end. Taken out, so that the job does not keep it alive.
+            model = model_box.pop() if model_box else None
             if error is None and model is not None and envelope.answer(model):
                 return
             envelope.refuse(error or ModelRefused("the load was stopped", code="load_stopped"))

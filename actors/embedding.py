@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -11,7 +11,7 @@ import numpy as np
 import trio
 
 from tripower.actors.embedding_queue import Embed
-from tripower.actors.model_registry import ReadyModel
+from tripower.actors.generation import FindReady
 from tripower.actors.preparation import INLINE_CHARACTERS
 from tripower.runtime.engine import EngineInfo
 from tripower.runtime.engine.encoder import EncoderText, LoadedEncoder, Vectors
@@ -57,9 +57,6 @@ class Embeddings:
     """With the tokens that every row begins and ends with."""
     waited_seconds: float
     encode_seconds: float
-
-
-FindReady = Callable[[str, float], Awaitable[ReadyModel]]
 
 
 async def embed(find: FindReady, request: EmbeddingRequest, deadline: float) -> Embeddings:

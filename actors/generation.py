@@ -16,7 +16,7 @@ import trio
 
 from tripower.actors.dialogue import AnswerEvent, Failed, GenerationEvent, GenerationFinished, GenerationRequest
 from tripower.actors.model_queue import Leave
-from tripower.actors.model_registry import ReadyModel
+from tripower.actors.models import ReadyModel
 from tripower.actors.preparation import check_request, prepare
 from tripower.runtime.kernel import DeadlineExceeded, Outlet, Ref
 

@@ -25,12 +25,14 @@ from tripower.backends.text.stream import TextStream
 from tripower.runtime.admission import Gate, GateStatistics
 from tripower.runtime.batching import Batch, BatchStatistics, Member
 from tripower.runtime.engine import LoadedModel, SamplingParameters, StepTable
+from tripower.runtime.engine.step_table import INVALID_LOGITS
 from tripower.runtime.kernel import (
     LATER,
     Actor,
     ActorGone,
     Ask,
     DeadlineExceeded,
+    DeviceFailed,
     Envelope,
     InvalidRequest,
     Message,
@@ -143,6 +145,7 @@ class _Generation:
     begun: bool = False
     """Whether the stream's beginning has been said: with the first step's news, so that it costs no wake-up of its own."""
     member: Member[_Generation] | None = None
+    """None again at its end: the two refer to each other, and would keep the model's text layer until a collection."""
 
 
 class ModelQueueActor(Actor[Command]):
@@ -305,6 +308,7 @@ class ModelQueueActor(Actor[Command]):
             self._cancelled += 1
         generation.outlet.leave()
         self._release(generation, expired=message.expired)
+        generation.member = None
         self._advance()
 
     def _release(self, generation: _Generation, *, failed: bool = False, expired: bool = False) -> None:
@@ -329,6 +333,7 @@ class ModelQueueActor(Actor[Command]):
             self._failed += 1
         self._release(generation, failed=not expired, expired=expired)
         self._say(generation, Failed(error.code, error.message, error.status, error.kind))
+        generation.member = None
 
     # Running.
 
@@ -404,6 +409,9 @@ class ModelQueueActor(Actor[Command]):
 
     def _take_token(self, member: Member[_Generation], token: int, now: float) -> None:
         generation = member.owner
+        if token == INVALID_LOGITS:
+            self._fail(generation, DeviceFailed("the model gave logits that are not finite", code="invalid_logits"))
+            return
         if not generation.first_token_at:
             generation.first_token_at = now
         if token in member.ends:
@@ -431,6 +439,7 @@ class ModelQueueActor(Actor[Command]):
         self._service_seconds += 0.2 * (now - generation.seated_at - self._service_seconds)
         usage = Usage(len(member.prompt), len(member.output))
         self._say(generation, GenerationFinished(reason, generation.text.finish(), usage, timings))
+        generation.member = None
 
     def _end_job(self, message: StepsDone) -> None:
         self._commit_steps(message.steps)

@@ -20,14 +20,14 @@ from tripower.actors.dialogue import GenerationRequest
 from tripower.actors.embedding import EmbeddingRequest, Embeddings, embed
 from tripower.actors.generation import Generation
 from tripower.actors.model_queue import QueueLimits, QueueStatistics
-from tripower.actors.model_registry import (
+from tripower.actors.model_registry import ModelRegistryActor
+from tripower.actors.models import (
     EngineReport,
     EnsureLoaded,
     FindModel,
     ListModels,
     LoadLimits,
     ModelCard,
-    ModelRegistryActor,
     ModelSource,
     ReadyModel,
     RegistryStatistics,

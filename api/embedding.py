@@ -21,7 +21,7 @@ import trio
 from tripower.actors.dialogue import GenerationRequest, SamplingChoices
 from tripower.actors.embedding import WHOLE, EmbeddingRequest, Embeddings
 from tripower.actors.generation import Generation
-from tripower.actors.model_registry import ModelCard
+from tripower.actors.models import ModelCard
 from tripower.actors.runtime import Health, Runtime, RuntimePlan, open_actors
 from tripower.api.plan import find_any, find_source, make_plan
 from tripower.runtime.configuration import Configuration, check_configuration
@@ -92,11 +92,10 @@ class EmbeddedRuntime:
         `truncate` lets the end of a longer input be lost: to what the model takes, or to a number of tokens. Raises `InvalidRequest`
         naming the input or option, and what `load` and a full queue raise. Cancelling it frees the seat at the next piece of work.
         """
-        what = input if isinstance(input, str) else [each if isinstance(each, str | int) else tuple(each) for each in input]
         shortened = {True: WHOLE, False: None}[truncate] if isinstance(truncate, bool) else truncate
-        fields = {"model": model, "input": what, "dimensions": dimensions, "truncate": shortened}
+        fields = {"model": model, "input": input, "dimensions": dimensions, "truncate": shortened}
         try:
-            request = msgspec.convert(fields, EmbeddingRequest)
+            request = msgspec.convert(fields, EmbeddingRequest)  # lists and tuples alike
         except msgspec.ValidationError as error:
             raise InvalidRequest(f"an option cannot be used: {error}") from error
         return await self.runtime.embed(request, deadline=earliest(deadline, timeout))

@@ -15,7 +15,7 @@ import attrs
 import msgspec
 
 from tripower.actors.model_queue import QueueLimits
-from tripower.actors.model_registry import FindModel, LoadLimits, ModelSource
+from tripower.actors.models import FindModel, LoadLimits, ModelSource
 from tripower.actors.runtime import RuntimePlan
 from tripower.api.engines import (
     AUTO,

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from tripower.actors import delegate_queue, device, dialogue, embedding_queue, model_queue, model_registry, system
+from tripower.actors import delegate_queue, device, dialogue, embedding_queue, model_queue, model_registry, models, system
 from tripower.runtime.kernel import Actor, Ask, Message
 from tripower.runtime.kernel.messages import Stop
 
@@ -27,6 +27,9 @@ MODULES = [
     device,
     importlib.import_module("tripower.api.http.actor"),
 ]
+
+MESSAGES_OF = {model_registry: models}
+"""Where an actor's messages are, if not in its own module."""
 
 HEAD = """# Messages
 
@@ -84,10 +87,11 @@ def page() -> str:
         for actor in [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Actor)]:
             if actor.__module__ != module.__name__:
                 continue
-            kinds = defined_in(module)
+            words = MESSAGES_OF.get(module, module)
+            kinds = defined_in(words)
             lines += [f"## {actor.__name__}", "", sentence_of_module(module), "", "Understands:", ""]
             lines += table([kind for kind in kinds if kind in actor.understands])
-            lines += understood_elsewhere(actor, module)
+            lines += understood_elsewhere(actor, words)
             if others := [kind for kind in kinds if kind not in actor.understands]:
                 lines += ["Says:", "", *table(others)]
     lines += ["## The events of a generation", "", "They go to the caller's outlet, not to an inbox.", ""]

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import trio
 
 from tripower.actors.dialogue import Failed, GenerationFinished
-from tripower.actors.model_registry import ModelSource, ReadyModel
+from tripower.actors.models import ModelSource, ReadyModel
 from tripower.actors.runtime import RuntimePlan
 from tripower.api.cli.answers import TEMPERATURE, Question, Show, Summary
 from tripower.api.cli.progress import progress_display

@@ -17,7 +17,7 @@ from typing import Any
 
 import trio
 
-from tripower.actors.model_registry import ReadyModel
+from tripower.actors.models import ReadyModel
 from tripower.actors.runtime import Runtime, RuntimePlan
 from tripower.api.cli import exit_codes
 from tripower.api.cli.local import obtain_model, short_name

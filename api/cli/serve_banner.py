@@ -8,7 +8,7 @@ from ipaddress import ip_address
 
 import msgspec
 
-from tripower.actors.model_registry import ReadyModel
+from tripower.actors.models import ReadyModel
 from tripower.actors.runtime import RuntimePlan
 from tripower.api.cli.terminal import size
 from tripower.api.version import VERSION
@@ -57,7 +57,10 @@ def curl_line(url: str, plan: RuntimePlan, ready: Mapping[str, ReadyModel]) -> s
     """A request that works when it is pasted into a shell: a chat, where the first model has a template for it."""
     name = plan.sources[0].name
     first = ready.get(name)
-    if first is None or first.has_chat_template:
+    body: dict[str, object]
+    if first is not None and first.embeds:
+        path, body = "embeddings", {"model": name, "input": "Why is the sky blue?"}
+    elif first is None or first.has_chat_template:
         path, body = (
             "chat/completions",
             {

@@ -17,7 +17,7 @@ from prometheus_client.utils import floatToGoString
 
 from tripower.actors.device import DeviceStatistics
 from tripower.actors.model_queue import QueueStatistics
-from tripower.actors.model_registry import RegistryStatistics
+from tripower.actors.models import RegistryStatistics
 from tripower.api.http.figures import ApiStatistics, HistogramSnapshot
 from tripower.runtime.kernel import ActorStatistics
 

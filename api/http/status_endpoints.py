@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
-from tripower.actors.model_registry import ModelCard
+from tripower.actors.models import ModelCard
 from tripower.api.http.answers import encode
 from tripower.api.http.exchange import EXCHANGE, Exchange
 from tripower.api.http.metrics import KernelCollector

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     )
     from tripower.actors.embedding import Embeddings
     from tripower.actors.generation import Generation
-    from tripower.actors.model_registry import ModelCard
+    from tripower.actors.models import ModelCard
     from tripower.actors.runtime import Health
     from tripower.api.embedding import EmbeddedRuntime, GenerationOptions, open_runtime
     from tripower.api.pull import ensure_model, pull

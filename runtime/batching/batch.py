@@ -16,7 +16,7 @@ import attrs
 import msgspec
 
 from tripower.runtime.engine import SamplingParameters, StepTable
-from tripower.runtime.engine.step_table import NOT_DRAWN
+from tripower.runtime.engine.step_table import INVALID_LOGITS, NOT_DRAWN
 
 T = TypeVar("T")
 
@@ -141,7 +141,8 @@ class Batch(Generic[T]):
     def commit(self, evaluated: Sequence[int], drawn: Sequence[int]) -> list[tuple[Member[T], int]]:
         """Apply one step: rows evaluated and token drawn (-1: none) for each member of the roster, in its order.
 
-        Returns the members that drew a token, and the token. Raises `BrokenStep`, with nothing changed, for what cannot be true.
+        Returns the members that drew, and the token: `INVALID_LOGITS` for one that cannot go on and has to leave. Raises
+        `BrokenStep`, with nothing changed, for what cannot be true.
         """
         roster = self._roster
         assert roster is not None, "no job is in flight"
@@ -158,8 +159,9 @@ class Batch(Generic[T]):
                 self._decode_rows += rows
             member.evaluated += rows
             if token != NOT_DRAWN:
-                member.output.append(token)
                 drew.append((member, token))
+            if token >= 0:
+                member.output.append(token)
         return drew
 
     def _check(self, roster: list[Member[T]], evaluated: Sequence[int], drawn: Sequence[int]) -> None:
@@ -171,6 +173,8 @@ class Batch(Generic[T]):
             pending = len(member.prompt) + len(member.output) - member.evaluated
             if not 0 <= rows <= pending:
                 raise BrokenStep(f"{rows} rows were evaluated where {pending} were pending")
+            if token < 0 and token not in (NOT_DRAWN, INVALID_LOGITS):
+                raise BrokenStep(f"{token} is no token")
             if token != NOT_DRAWN and (rows != pending or len(member.output) >= member.max_tokens):
                 raise BrokenStep("a token was drawn where none was due")
             if token == NOT_DRAWN and 0 < rows == pending and len(member.output) < member.max_tokens:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tripower.runtime.engine.step_table import NOT_DRAWN, StepTable
+from tripower.runtime.engine.step_table import INVALID_LOGITS, NOT_DRAWN, StepTable
 
 if TYPE_CHECKING:
     from tripower.runtime.engine.contract import StepEngine
@@ -67,6 +67,8 @@ def _advance(table: StepTable, slot: int, evaluated: int, token: int) -> None:
         return
     table.output_index[slot] += 1
     table.remaining[slot] -= 1
+    if token == INVALID_LOGITS:
+        return
     table.history[slot].append(token)
     if table.remaining[slot] and token not in table.ends[slot]:
         table.pending[slot].append(token)

@@ -252,6 +252,12 @@ class Cell:
             self._answer_gone()
             self._ended.set()
             self._system.forget(self)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """What an actor held is free at its end: addresses live on, and a cell in a cycle would keep it until a collection."""
+        self._actor = None
+        self._factory = _no_successor
 
     def _note_crash(self, error: Exception) -> None:
         self._crashes += 1
@@ -433,3 +439,7 @@ class Cell:
             restarts=self._restarts,
             details=actor.statistics() if actor is not None and self.state not in ("starting", "restarting") else None,
         )
+
+
+def _no_successor() -> Actor[Any]:
+    raise AssertionError("an actor that has ended for good is not started again")

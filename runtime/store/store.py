@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -67,15 +68,14 @@ class Store:
         It is named by its contents, so that what a running engine reads never becomes another model. Raises `InvalidRequest` for a
         manifest with names that would leave the folder.
         """
-        names = "".join(f"{file.sha256} {file.name}\n" for file in manifest.files)
-        folder = self.home / "folders" / hashlib.sha256(names.encode()).hexdigest()
+        folder = self._folder_path(manifest)
         with mapped_os_errors(folder):
             for file in manifest.files:
-                link, blob = folder / checked_file_name(file.name), self.blob(file.sha256)
+                link = folder / checked_file_name(file.name)
                 if not link.is_symlink():
                     link.parent.mkdir(parents=True, exist_ok=True)
                     with suppress(FileExistsError):  # another process makes the same one
-                        link.symlink_to(blob)
+                        link.symlink_to(os.path.relpath(self.blob(file.sha256), link.parent))
         return folder
 
     def has(self, file: StoredFile) -> bool:
@@ -137,7 +137,11 @@ class Store:
             manifest = self._read(path)
             path.unlink()
             fsync_directory(path.parent)
-            return self._drop_blobs(manifest) if manifest is not None else 0
+            if manifest is None:
+                return 0
+            if all(other is None or other.files != manifest.files for _, other in self._manifests()):
+                shutil.rmtree(self._folder_path(manifest), ignore_errors=True)
+            return self._drop_blobs(manifest)
 
     def partial(self, key: str) -> Path:
         """The directory for what is being fetched for `key`; on the same file system as the blobs. Created when absent."""
@@ -168,6 +172,10 @@ class Store:
 
     def _manifest_path(self, name: str) -> Path:
         return self.home / "manifests" / manifest_file_name(name)
+
+    def _folder_path(self, manifest: Manifest) -> Path:
+        names = "".join(f"{file.sha256} {file.name}\n" for file in manifest.files)
+        return self.home / "folders" / hashlib.sha256(names.encode()).hexdigest()
 
     def _manifests(self) -> Iterator[tuple[Path, Manifest | None]]:
         for path in sorted((self.home / "manifests").glob("*.json")):

@@ -10,7 +10,7 @@ import attrs
 import trio
 
 from tripower.actors.dialogue import GenerationRequest
-from tripower.actors.model_registry import ModelSource
+from tripower.actors.models import ModelSource
 from tripower.actors.runtime import Runtime, open_actors, toy_plan
 from tripower.runtime.engine import (
     DelegateAbilities,

@@ -19,6 +19,7 @@ from tripower.actors.runtime import Runtime, open_actors, toy_plan
 from tripower.backends.toy import ToyEngine, ToyText
 from tripower.backends.toy.engine import absorb, draw
 from tripower.runtime.engine import LoadedModel, LoadSpecification, Progress, SamplingParameters, StepRow, StepTable
+from tripower.runtime.engine.step_table import INVALID_LOGITS
 from tripower.runtime.kernel import Actor, ActorStatistics, InlineLane, LaneJob, Ref
 
 STEP_SECONDS = 1.0
@@ -30,10 +31,12 @@ def steps_only(job: LaneJob) -> float:
 
 
 class BrittleEngine(ToyEngine):
-    """A toy whose next steps fail, before they change anything, or lie about what they did."""
+    """A toy whose next steps fail, before they change anything, or lie about what they did; and with a prompt that spoils its logits."""
 
     failing = 0
     lying = 0
+    poison = ""
+    """How a prompt begins whose logits are not finite."""
 
     def step(self, rows: Sequence[StepRow]) -> list[int]:
         if self.failing:
@@ -43,7 +46,11 @@ class BrittleEngine(ToyEngine):
         if self.lying:
             self.lying -= 1
             return [-1 for _ in drawn]
-        return drawn
+        poison = tuple(self.poison.encode())
+        return [
+            INVALID_LOGITS if poison and row.draw and row.position == 0 and row.tokens[: len(poison)] == poison else token
+            for row, token in zip(rows, drawn, strict=True)
+        ]
 
 
 class RecordingBackend:

@@ -339,6 +339,22 @@ async def test_a_lane_that_passes_no_boundary_is_wedged_until_it_moves(autojump_
             port.move()
 
 
+async def test_a_native_loop_that_commits_steps_is_not_wedged_although_it_passes_no_boundary(autojump_clock: MockClock) -> None:
+    port = StuckPort()
+    async with open_rig(open_port=lambda: port, stall_seconds=100.0) as rig:
+        rig.run(ToyEngine(), "a", steps=16)
+        await trio.sleep(1)
+        for _ in range(8):
+            rig.tables[0].commit([1], [65])
+            port.held[0].on_progress()
+            await trio.sleep(60)
+            assert rig.figures.state == "busy"
+        rig.tables[0].request_stop()
+        port.move()
+        await trio.sleep(50)
+        assert rig.figures.state == "idle"
+
+
 async def test_a_port_that_cannot_be_opened_is_the_spawners_error() -> None:
     def fail() -> InlineLane:
         raise OSError("no threads left")

@@ -249,6 +249,26 @@ async def test_a_step_that_fails_twice_fails_its_members_and_nobody_else(autojum
         await complete(runtime)
 
 
+async def test_logits_that_are_not_finite_fail_their_request_and_no_other(autojump_clock: MockClock) -> None:
+    async with open_toy(members_max=2) as (runtime, backend), trio.open_nursery() as nursery:
+        now = await warm_up(runtime)
+        backend.engine.poison = "NaN"
+        healthy = start(nursery, runtime, "a", 6)
+        await wait_all_tasks_blocked()
+        spoilt = start(nursery, runtime, "NaN in here", 6)
+        await wait_all_tasks_blocked()
+        waiter = start(nursery, runtime, "b", 2)
+        await trio.sleep(50)
+        error = spoilt.error
+        assert isinstance(error, TripowerError) and (error.code, error.status) == ("invalid_logits", 500)
+        assert spoilt.tokens == [] and spoilt.ended_at == now + 2  # the newcomer's stop ends the job of the first step
+        assert healthy.error is None and healthy.tokens == greedy("a", 6)
+        assert waiter.error is None and waiter.tokens == greedy("b", 2)
+        queue = queue_figures(runtime)
+        assert (queue.failed, queue.batch.failed, queue.batch.aborted_jobs) == (1, 1, 0)
+        await assert_quiet(runtime, backend)
+
+
 async def test_a_job_that_only_closes_costs_nobody_a_retry(autojump_clock: MockClock) -> None:
     async with open_toy() as (runtime, backend):
         await warm_up(runtime)

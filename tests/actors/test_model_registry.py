@@ -20,7 +20,7 @@ from tests.actors.rigs import (
     request,
     steps_only,
 )
-from tripower.actors.model_registry import ModelSource, RegistryStatistics
+from tripower.actors.models import ModelSource, RegistryStatistics
 from tripower.actors.runtime import Runtime
 from tripower.runtime.kernel import ActorGone, DeadlineExceeded, LaneJob, ModelRefused, NotFound, TripowerError, Unavailable
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from typing import Any
 
 import pytest
@@ -62,6 +64,22 @@ async def test_memory_is_free_when_the_answer_comes_and_the_next_request_loads_a
             assert backend.engine.closed and await state(runtime) == "unloaded"
         await runtime.unload("toy")
         assert backend.loads == 3
+
+
+async def test_what_the_model_held_is_gone_without_a_collection(autojump_clock: MockClock) -> None:
+    async with open_toy() as (runtime, _):
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(2):
+                await complete(runtime)
+                text = weakref.ref((await runtime.load("toy")).loaded.text)  # type: ignore[union-attr]
+                assert text() is not None
+                await runtime.unload("toy")
+                await wait_all_tasks_blocked()
+                assert text() is None
+        finally:
+            gc.enable()
 
 
 async def test_what_does_not_exist_cannot_be_unloaded(autojump_clock: MockClock) -> None:

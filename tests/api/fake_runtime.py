@@ -22,7 +22,7 @@ from tripower.actors.dialogue import (
     TokenChunk,
     Usage,
 )
-from tripower.actors.model_registry import ModelCard, ReadyModel
+from tripower.actors.models import ModelCard, ReadyModel
 from tripower.actors.runtime import Health
 from tripower.backends.toy import ToyText
 from tripower.runtime.engine import EngineInfo, LoadedModel, StepEngine, TextLayer

@@ -107,8 +107,8 @@ def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path, store: Store)
 
 
 def test_a_model_of_another_kind_is_refused_by_its_kind(folder: Path, store: Store) -> None:
-    edit(folder, model_type="bert", architectures=["BertModel"])
-    with pytest.raises(ModelRefused, match=r"'bert' \(BertModel\): no engine here runs that") as caught:
+    edit(folder, model_type="t5", architectures=["T5Model"])
+    with pytest.raises(ModelRefused, match=r"'t5' \(T5Model\): no engine here runs that") as caught:
         find_source(str(folder), store)
     assert (caught.value.code, caught.value.param) == ("unsupported_architecture", "config.json model_type")
 

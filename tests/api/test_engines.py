@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.api.test_plan import keep
-from tripower.actors.model_registry import ModelSource
+from tripower.actors.models import ModelSource
 from tripower.api import engines
 from tripower.api.cli.doctor_engines import engines as engine_findings
 from tripower.api.cli.serve_banner import engine_lines

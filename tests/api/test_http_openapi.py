@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from starlette.routing import Route
 
 from tests.api.serving import ASK, serving
+from tripower.api.http.answers import encode
 from tripower.api.http.application import routes
+from tripower.api.http.figures import Figures
 from tripower.api.http.openapi.document import openapi_document
 from tripower.api.http.openapi.operations import OPERATIONS
 from tripower.api.http.service import Service
+from tripower.runtime.configuration import SchedulerSettings, ServerSettings
 
 SCHEMAS = "#/components/schemas/"
 METHODS = {"get", "post", "put", "delete", "patch", "options"}
 
 
 def all_routes() -> list[Route]:
-    from tripower.api.http.figures import Figures
-    from tripower.runtime.configuration import SchedulerSettings, ServerSettings
-
-    nobody: Any = None
-    class_of_nobody = type("Nobody", (), {"statistics": lambda self: []})
-    return routes(Service(nobody or class_of_nobody(), ServerSettings(), SchedulerSettings(), Figures()))
+    """The table itself: nothing is asked of the runtime."""
+    nobody: Any = SimpleNamespace(statistics=list)
+    return routes(Service(nobody, ServerSettings(), SchedulerSettings(), Figures()))
 
 
 ROUTES = all_routes()
-DOCUMENT = openapi_document(ROUTES)
+DOCUMENT = json.loads(encode(openapi_document(ROUTES)))
 
 
 def operations() -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -95,10 +97,32 @@ def test_every_reference_leads_somewhere_and_every_schema_is_used() -> None:
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+", name) for name in components)
 
 
+def schemas(schema: Any) -> Iterator[dict[str, Any]]:
+    """A schema and every schema in it."""
+    assert isinstance(schema, dict)
+    yield schema
+    inner = [*schema.get("anyOf", []), *schema.get("properties", {}).values(), *schema.get("prefixItems", [])]
+    for keyword in ("items", "additionalProperties"):
+        if isinstance(schema.get(keyword), dict):
+            inner.append(schema[keyword])
+    for each in inner:
+        yield from schemas(each)
+
+
+TYPES = {"object", "array", "string", "number", "integer", "boolean", "null"}
+TEXTS = {"$ref", "type", "title", "description", "format", "pattern", "contentEncoding"}
+NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "minLength", "maxLength", "minItems", "maxItems"}
+OTHERS = {"properties", "required", "additionalProperties", "items", "prefixItems", "anyOf", "enum", "const", "default"}
+
+
 @pytest.mark.parametrize("name", DOCUMENT["components"]["schemas"])
 def test_schemas_are_json_schema(name: str) -> None:
-    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
-    jsonschema.Draft202012Validator.check_schema(DOCUMENT["components"]["schemas"][name])
+    for schema in schemas(DOCUMENT["components"]["schemas"][name]):
+        assert set(schema) <= TEXTS | NUMBERS | OTHERS
+        assert schema.get("type", "null") in TYPES
+        assert all(isinstance(schema[keyword], str) for keyword in TEXTS & set(schema))
+        assert all(isinstance(schema[keyword], int | float) for keyword in NUMBERS & set(schema))
+        assert schema.get("anyOf", [{}]) and set(schema.get("required", [])) <= set(schema.get("properties", {}))
 
 
 def test_refusals_of_fields_and_limits_are_in_the_schemas() -> None:
@@ -126,7 +150,11 @@ BODIES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
+ANSWERED = [route for route in ROUTES if "GET" in (route.methods or ()) or route.path in BODIES]
+"""The others are not answered by a scripted runtime."""
+
+
+@pytest.mark.parametrize("route", ANSWERED, ids=lambda route: route.path)
 async def test_an_answer_has_the_fields_that_are_described(route: Route) -> None:
     (method,) = (route.methods or set()) - {"HEAD"}
     path = route.path_format.replace("{id}", "fake")
@@ -136,7 +164,9 @@ async def test_an_answer_has_the_fields_that_are_described(route: Route) -> None
     media = answer.headers["content-type"].partition(";")[0]
     assert answer.status == 200 and media in described
     if media == "application/json":
-        assert any(fits(schema, answer.json) for schema in described[media]["schema"].get("anyOf", [described[media]["schema"]]))
+        assert any(
+            fits(schema, answer.json) for schema in described[media]["schema"].get("anyOf", [described[media]["schema"]])
+        )
 
 
 def fits(schema: dict[str, Any], plain: Any) -> bool:

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from tests.api.serving import ASK, serving, serving_toy, until
-from tripower.actors.model_registry import ModelSource
+from tripower.actors.models import ModelSource
 from tripower.actors.runtime import toy_plan
 
 LOAD, UNLOAD, MODELS = "/models/load", "/models/unload", "/models"

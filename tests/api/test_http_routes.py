@@ -9,7 +9,7 @@ import pytest
 
 from tests.api.fake_runtime import HELLO, Script, finished, tokens
 from tests.api.serving import ASK, CHAT, COMPLETIONS, request_bytes, serving
-from tripower.actors.model_registry import EngineReport
+from tripower.actors.models import EngineReport
 from tripower.actors.runtime import Health
 from tripower.api.http.middleware import host_name, is_loopback
 from tripower.runtime.engine import Certificate

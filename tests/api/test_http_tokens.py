@@ -18,7 +18,7 @@ from tests.api.serving import ASK, Server, serving, serving_toy, until
 from tests.api.strategies import conversations, json_values
 from tests.conftest import Reference
 from tripower.actors.preparation import INLINE_CHARACTERS
-from tripower.api.http.tokens import endpoints, work
+from tripower.api.http.tokens import answers, endpoints, work
 from tripower.api.http.tokens.requests import APPLY_TEMPLATE, DETOKENIZE, TOKENIZE
 from tripower.backends.gguf.reader import open_gguf
 from tripower.backends.text.layer import GgufTextLayer
@@ -109,7 +109,13 @@ async def test_the_tokenizer_of_one_of_several_models_is_named_in_the_query() ->
     async with serving(models=("a", "org/b")) as server:
         assert (await server.ask(f"{INFO_PATH}?model=org%2Fb")).json["model"] == "org/b"
         assert (await server.ask(f"{INFO_PATH}?model=org/b&x=1")).json["model"] == "org/b"
-        for query, status in (("", 400), ("?model=", 400), ("?model=c", 404), ("?model=%00%ff", 404), ("?" + "&".join("ab") * 400, 400)):
+        for query, status in (
+            ("", 400),
+            ("?model=", 400),
+            ("?model=c", 404),
+            ("?model=%00%ff", 404),
+            ("?" + "&".join("ab") * 400, 400),
+        ):
             answer = await server.ask(INFO_PATH + query)
             assert (answer.status, answer.error["param"]) == (status, "model")
 
@@ -177,7 +183,11 @@ async def test_half_a_character_is_refused_by_name(path: str) -> None:
 async def test_a_model_is_found_or_refused_by_name(path: str) -> None:
     async with serving(models=("a", "org/b")) as server:
         assert (await server.ask(path, BODIES[path] | {"model": "org/b"})).status == 200
-        for name, status, code in ((None, 400, "invalid_value"), ("c", 404, "model_not_found"), ("a\0", 404, "model_not_found")):
+        for name, status, code in (
+            (None, 400, "invalid_value"),
+            ("c", 404, "model_not_found"),
+            ("a\0", 404, "model_not_found"),
+        ):
             answer = await server.ask(path, BODIES[path] | {"model": name})
             assert (answer.status, answer.error["code"], answer.error["param"]) == (status, code, "model")
 
@@ -231,6 +241,31 @@ def decoded(decoder: Any, ask: Any, body: Any) -> None:
 )  # fmt: skip
 def test_whatever_json_says_it_is_a_request_or_a_bad_request(kind: tuple[Any, Any], body: dict[str, Any]) -> None:
     decoded(*kind, body)
+
+
+NASTY: list[Any] = [
+    None, True, 0, -1, 1.5, 1e308, 2**64, "", "a", "\0", "\ud800", "\U0001f600" * 20_000, "<end>", [], [[]], [None], [0, "a"], [2**31], {}, {"a": {}},
+    [{"role": "user", "content": []}], [{"role": "user", "content": [{"type": "text"}]}], [{"role": "\0", "content": "\0"}],
+    json.loads("[" * 200 + "]" * 200),
+]  # fmt: skip
+FIELDS = [
+    "model", "content", "prompt", "messages", "tokens", "add_special", "add_special_tokens", "with_pieces", "return_token_strs",
+    "parse_special", "stop", "seed", "stream_options", "\0", "\ud800",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [*POSTS, "/models/load", "/models/unload"])
+async def test_whatever_is_in_whatever_place_the_answer_is_no_fault_of_the_server(path: str) -> None:
+    usual = BODIES.get(path, {"model": "toy"})
+    async with serving_toy() as server, server.client() as client:
+        for field in FIELDS:
+            for value in NASTY:
+                answer = await client.ask(path, usual | {field: value})
+                assert answer.status in (200, 400, 404), (field, value, answer.body)
+                if answer.status != 200:
+                    assert set(answer.error) == {"message", "type", "param", "code"} and answer.error["message"]
+                    assert len(answer.body) < 3000
+        assert (await client.ask("/health")).status == 200
 
 
 # Long texts.
@@ -318,14 +353,40 @@ async def test_a_client_that_leaves_waits_for_no_tokenizer(held: HeldText) -> No
         held.released.set()
 
 
-async def test_ten_megabytes_are_tokenised_or_refused_with_their_size() -> None:
+@pytest.mark.parametrize("path", [TOKENIZE_PATH, TEMPLATE_PATH, COUNT_PATH, DETOKENIZE_PATH])
+async def test_ten_megabytes_are_refused_with_the_field_and_the_cure(path: str) -> None:
     text = "a" * 10_000_000
+    bodies: dict[str, tuple[Any, str]] = {
+        TOKENIZE_PATH: ({"content": text}, "content"),
+        DETOKENIZE_PATH: ({"tokens": [7] * 2_000_000}, "tokens"),
+    }
+    body, param = bodies.get(path, ({"messages": [{"role": "user", "content": text}]}, "messages"))
     async with serving() as server:
-        answer = await server.ask(COUNT_PATH, {"messages": [{"role": "user", "content": text}]})
-        assert answer.json["input_tokens"] == len(text) + len("user: \nassistant: ")
+        answer = await server.ask(path, body)
+    assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "text_too_long", param)
+    assert "send parts" in answer.error["message"] and len(answer.body) < 500
+
+
+async def test_a_body_over_the_limit_is_not_even_read() -> None:
     async with serving(max_body_bytes=1 << 20) as server:
-        answer = await server.ask(TOKENIZE_PATH, {"content": text})
-        assert (answer.status, answer.error["code"]) == (413, "request_too_large")
+        answer = await server.ask(TOKENIZE_PATH, {"content": "a" * 2_000_000})
+    assert (answer.status, answer.error["code"]) == (413, "request_too_large")
+
+
+async def test_a_million_characters_are_tokenised_for_any_model() -> None:
+    async with serving() as server:
+        answer = await server.ask(TOKENIZE_PATH, {"prompt": "a" * endpoints.SIZE_MIN})
+        assert answer.json["count"] == endpoints.SIZE_MIN
+
+
+@pytest.mark.parametrize(("name", "flag"), [("content", "with_pieces"), ("prompt", "return_token_strs")])
+async def test_tokens_are_spelled_out_for_shorter_texts_only(name: str, flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "SPELLED_MAX", 3)
+    async with serving() as server:
+        assert (await server.ask(TOKENIZE_PATH, {name: "abc", flag: True})).status == 200
+        assert (await server.ask(TOKENIZE_PATH, {name: "abcd", flag: False})).status == 200
+        answer = await server.ask(TOKENIZE_PATH, {name: "abcd", flag: True})
+    assert (answer.status, answer.error["param"]) == (400, flag)
 
 
 # A real tokenizer.
@@ -337,7 +398,15 @@ def smollm2(smollm2_path: Path) -> GgufTextLayer:
         return GgufTextLayer(file)
 
 
-TEXTS = ["Hello world", "  two  spaces\n\n\ttabs", "naïve 日本語 👩‍👩‍👧", "<|im_start|>user\nHi<|im_end|>", "x = 10**9; // 1,000", "a\0b", ""]
+TEXTS = [
+    "Hello world",
+    "  two  spaces\n\n\ttabs",
+    "naïve 日本語 👩‍👩‍👧",
+    "<|im_start|>user\nHi<|im_end|>",
+    "x = 10**9; // 1,000",
+    "a\0b",
+    "",
+]
 
 
 async def test_ids_are_those_of_llamacpp_in_both_dialects(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tripower.actors.model_registry import ModelSource
+from tripower.actors.models import ModelSource
 from tripower.api.plan import (
     choose_for_all,
     find_any,
@@ -155,7 +155,7 @@ def test_the_limits_are_those_of_the_host_where_nothing_is_set() -> None:
     queue = plan.limits.queue
     assert (queue.members_max, queue.waiting_max, queue.steps_per_job, queue.rows_max) == (16, 64, 256, 256)
     assert (plan.limits.context, plan.limits.threads, plan.limits.state_bytes_max) == (0, 2, 4 * GIB)
-    assert set(plan.backends) == {"picolm", "llamacpp", "mistralrs", "proxy", "toy"}
+    assert set(plan.backends) == {"picolm", "embedded", "llamacpp", "mistralrs", "proxy", "toy"}
     assert all(name == backend.name for name, backend in plan.backends.items())
 
 

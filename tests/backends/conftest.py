@@ -79,7 +79,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 
     def write(architecture: str = "llama", **options: Any) -> Path:
         path = folder / f"{architecture}-{next(numbers)}.gguf"
-        _write(path, architecture, **options)
+        write_tiny(path, architecture, **options)
         return path
 
     return write
@@ -223,7 +223,7 @@ def _result(loading: Generator[None, None, Any]) -> Any:
             return end.value
 
 
-def _write(
+def write_tiny(
     path: Path,
     architecture: str,
     *,
@@ -247,6 +247,7 @@ def _write(
     drop: tuple[str, ...] = (),
     seed: int = 0,
 ) -> None:
+    """Write a tiny model with random weights. See the fixture `tiny_model`."""
     name = architecture
     keys: dict[str, Any] = {
         f"{name}.context_length": context,

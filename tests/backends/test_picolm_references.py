@@ -16,9 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.backends.native.engine.rigs import divergence, relative_difference
+from tripower.backends.gguf.reader import open_gguf
+from tripower.backends.model_file import make_text_layer
+
 POSITIONS = 512
 COSINE_MIN = 0.999
 RELATIVE_MAX = 1e-3
+DIVERGENCE_MAX = 1e-5
+"""Of generated code from float32, in nats, on average: activations of 16 bits cost no more."""
 SILU_MAX = 2e-5
 GELU_MAX = 5e-4
 """llama.cpp looks GELU up in a table of half-precision numbers."""
@@ -89,11 +95,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def relative_difference(found: Any, expected: Any) -> float:
-    """The largest absolute difference over the largest absolute value."""
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_tiny_logits_of_the_torch_reference_equal_those_of_llamacpp(
     variant: str, tiny_model: Any, load_torch: Any, llamacpp: Any
@@ -130,20 +131,21 @@ def _tolerance(variant: str) -> float:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("loader", ["load_native", "load_torch"])
 @pytest.mark.parametrize("model", ["smollm2_path", "gemma3_path"])
 def test_real_logits_are_as_close_to_llamacpp_as_its_activations_allow(
-    model: str, request: pytest.FixtureRequest, load_tiny: Any, llamacpp: Any, capsys: pytest.CaptureFixture[str]
+    model: str, loader: str, request: pytest.FixtureRequest, llamacpp: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = request.getfixturevalue(model)
     [ids] = llamacpp("tokenize", path, [{"text": TEXT.read_text(), "add_special": True}])
     ids = ids[:POSITIONS]
     expected = llamacpp("logits", path, ids)
-    found = _teacher_forced(load_tiny(path, context=POSITIONS, sequences_max=1), ids)
+    found = _teacher_forced(request.getfixturevalue(loader)(path, context=POSITIONS, sequences_max=1), ids)
     cosine = (found * expected).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(expected, axis=1)
     flips = _flips(found, expected)
     with capsys.disabled():
         print(
-            f"\n{path.name}: {len(ids)} positions, cosine mean {cosine.mean():.6f} min {cosine.min():.6f}, "
+            f"\n{path.name}, {loader}: {len(ids)} positions, cosine mean {cosine.mean():.6f} min {cosine.min():.6f}, "
             f"relative difference {relative_difference(found, expected):.4f}, top-1 differs at {len(flips)}"
         )
     assert len(ids) == POSITIONS
@@ -171,12 +173,12 @@ def _teacher_forced(engine: Any, ids: list[int], chunk: int = 64) -> Any:
 def test_real_logits_equal_those_of_transformers_in_float32(
     model: str,
     request: pytest.FixtureRequest,
-    load_tiny: Any,
+    load_torch: Any,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = request.getfixturevalue(model)
-    engine = load_tiny(path, context=POSITIONS, sequences_max=1)
+    engine = load_torch(path, context=POSITIONS, sequences_max=1)
     ids = np.random.default_rng(2).integers(0, engine.info.vocabulary_size, 128).tolist()
     found = _teacher_forced(engine, ids)
     expected = _transformers_logits(path, ids, monkeypatch)
@@ -184,6 +186,25 @@ def test_real_logits_equal_those_of_transformers_in_float32(
     with capsys.disabled():
         print(f"\n{path.name}: {len(ids)} positions, relative difference to transformers {difference:.2e}")
     assert difference < RELATIVE_MAX
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["smollm2_path", "gemma3_path"])
+def test_real_logits_of_generated_code_are_those_of_the_reference(
+    model: str, request: pytest.FixtureRequest, load_native: Any, load_torch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = request.getfixturevalue(model)
+    with open_gguf(path) as file:
+        ids = make_text_layer(file).tokenize(TEXT.read_text())[:POSITIONS]
+    found, expected = (
+        _teacher_forced(load(path, context=POSITIONS, sequences_max=1), ids) for load in (load_native, load_torch)
+    )
+    difference, divergent = relative_difference(found, expected), divergence(found, expected)
+    with capsys.disabled():
+        print(
+            f"\n{path.name}: {len(ids)} positions, relative difference to float32 {difference:.2e}, divergence {divergent:.2e}"
+        )
+    assert difference < RELATIVE_MAX and divergent < DIVERGENCE_MAX
 
 
 def _transformers_logits(path: Path, ids: list[int], monkeypatch: pytest.MonkeyPatch) -> Any:

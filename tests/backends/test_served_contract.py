@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from tests.backends.served import SLOW_TOY, Engine, Served, behaviour
-from tripower.actors.model_registry import ModelCard
+from tripower.actors.models import ModelCard
 from tripower.runtime.kernel import DeadlineExceeded, InvalidRequest, Overloaded
 
 ENGINES = [

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tripower.runtime.batching import Batch, BrokenStep, Member
 from tripower.runtime.engine import SamplingParameters, StepTable
 from tripower.runtime.engine.step_loop import plan_rows
+from tripower.runtime.engine.step_table import INVALID_LOGITS
 
 NONE = -1
 END = 99
@@ -70,6 +71,20 @@ def test_a_run_to_the_end_adds_up() -> None:
     assert batch.stale and batch.plan(table, steps_max=4) == ([], [])  # their states are freed
 
 
+def test_a_member_without_finite_logits_is_told_of_and_gets_no_token() -> None:
+    batch, table = new_batch()
+    a, b = join(batch, (1, 2), "a"), join(batch, (3,), "b")
+    batch.plan(table, steps_max=4)
+    assert batch.commit([2, 1], [INVALID_LOGITS, 11]) == [(a, INVALID_LOGITS), (b, 11)]
+    assert (a.output, b.output) == ([], [11])
+    batch.leave(a, failed=True)
+    assert batch.commit([0, 1], [NONE, 12]) == [(b, 12)]
+    batch.end_job()
+    s = batch.statistics()
+    assert (s.joined, s.failed, s.members) == (2, 1, 1)
+    assert batch.plan(table, steps_max=4) == ([1], [])
+
+
 @pytest.mark.parametrize("outcome_of_a", [(2, 10), (0, NONE), (77, 5)])
 def test_the_rows_of_a_member_that_left_in_flight_are_dropped(outcome_of_a: tuple[int, int]) -> None:
     batch, table = new_batch()
@@ -120,6 +135,8 @@ def test_one_job_at_a_time() -> None:
         ([0, 1], [10, 11]),
         ([2, 1], [10, NONE]),
         ([2, 0], [NONE, NONE]),
+        ([2, 1], [INVALID_LOGITS - 1, 11]),
+        ([1, 1], [INVALID_LOGITS, 11]),
     ],
     ids=[
         "one missing",
@@ -131,6 +148,8 @@ def test_one_job_at_a_time() -> None:
         "a token without a row",
         "no token at the end of a prompt",
         "no token, and the other in no step",
+        "what is no token",
+        "logits inside the prompt",
     ],
 )
 def test_a_step_that_cannot_be_true_changes_nothing(evaluated: list[int], drawn: list[int]) -> None:

@@ -87,6 +87,10 @@ def test_each_number_has_its_range_and_type(tmp_path: Path, path: str) -> None:
         ("server.allowed_hosts", '["http://a"]'),
         ("server.allowed_hosts", str(["a"] * 65)),
         ("models", '"smollm2"'),
+        ("engine.device", '"gpu"'),
+        ("engine.device", '"cuda:"'),
+        ("engine.device", '"cuda:-1"'),
+        ("engine.device", '"cpu:0"'),
         ("models", '["a", ""]'),
         ("models", '["=smollm2"]'),
         ("models", '["NAME="]'),
@@ -102,6 +106,11 @@ def test_texts_have_rules_of_their_own(tmp_path: Path, path: str, literal: str) 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1", "::", "localhost", "box-1.example.org"])
 def test_hosts_that_people_use_are_accepted(tmp_path: Path, host: str) -> None:
     assert load(tmp_path, at("server.host", f'"{host}"')).server.host == host
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:0", "cuda:12"])
+def test_devices_are_named_as_torch_names_them(tmp_path: Path, device: str) -> None:
+    assert load(tmp_path, at("engine.device", f'"{device}"')).engine.device == device
 
 
 def test_later_sources_win(tmp_path: Path) -> None:

@@ -144,6 +144,47 @@ async def test_jobs_take_turns_at_their_boundaries(port: ThreadPort) -> None:
         assert port.boundaries() == 1 + 1 + 6 + 3
 
 
+async def test_a_loop_that_runs_ahead_is_asked_to_come_back_when_another_job_arrives(port: ThreadPort) -> None:
+    running_ahead, asked = threading.Event(), threading.Event()
+    came_back: list[bool] = []
+
+    def run_ahead() -> Generator[None, None, str]:
+        running_ahead.set()
+        came_back.append(asked.wait(HANG_SECONDS))
+        yield
+        return "ahead"
+
+    async with running(port):
+        ahead = Job(run_ahead, request_turn=asked.set)
+        port.submit(ahead.job)
+        running_ahead.wait(HANG_SECONDS)
+        assert not asked.is_set(), "nobody else waits"
+        other = Job(count([], "b", 2))
+        port.submit(other.job)
+        assert await other.wait() == ("b", None) and await ahead.wait() == ("ahead", None)
+        assert came_back == [True]
+
+
+async def test_a_loop_that_begins_while_another_job_waits_is_asked_before_it_begins(port: ThreadPort) -> None:
+    log: list[str] = []
+
+    def run_ahead() -> Generator[None, None, None]:
+        for _ in range(3):
+            log.append("step")
+            yield
+
+    async with running(port):
+        ahead = Job(run_ahead, request_turn=lambda: log.append("asked"))
+        other = Job(count(log, "b", 1))
+        with held(port):
+            port.submit(ahead.job)
+            port.submit(other.job)
+        await ahead.wait()
+        await other.wait()
+        assert log[:3] == ["asked", "step", "b"]
+        assert log[-1] == "step" and log[-2] == "step", "alone again it is not asked"
+
+
 async def test_a_stopped_job_ends_at_its_next_boundary_and_cleans_up_on_the_lane(port: ThreadPort) -> None:
     at_boundary, stopped = threading.Event(), threading.Event()
     asked, threads = [], list[int]()

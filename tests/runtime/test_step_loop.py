@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tripower.backends.toy import ToyEngine
 from tripower.runtime.engine import SamplingParameters, StepRow, StepTable, run_steps
 from tripower.runtime.engine.step_loop import plan_rows
-from tripower.runtime.engine.step_table import NOT_DRAWN, SIGNAL_FD, STEPS_DONE
+from tripower.runtime.engine.step_table import INVALID_LOGITS, NOT_DRAWN, SIGNAL_FD, STEPS_DONE
 
 END = 7
 
@@ -109,6 +109,22 @@ def test_a_slot_ends_with_an_end_token_or_its_last_token() -> None:
     assert rows_of(table) == [([1, 1, 2], [1, 6, NOT_DRAWN]), ([1, 1, 0], [2, 7, NOT_DRAWN])]
     assert table.pending == [[], [], []]
     assert table.remaining[:3].tolist() == [0, 98, 0] and table.output_index[:3].tolist() == [2, 2, 0]
+
+
+def test_logits_that_are_not_finite_end_their_slot_and_no_other() -> None:
+    class Poisoned(Parrot):
+        def step(self, rows: Sequence[StepRow]) -> list[int]:
+            drawn = super().step(rows)
+            return [
+                INVALID_LOGITS if row.sequence == 10 and row.draw else token for row, token in zip(rows, drawn, strict=True)
+            ]
+
+    table = new_table()
+    add(table, [1, 2], remaining=5)
+    add(table, [1], remaining=3)
+    assert len(list(run_steps(Poisoned(), table))) == 2
+    assert [drawn for _, drawn in rows_of(table)] == [[INVALID_LOGITS, 1], [NOT_DRAWN, 2], [NOT_DRAWN, 3]]
+    assert table.pending == [[], []] and table.history == [[1, 2], [1, 1, 2, 3]]
 
 
 def test_rows_carry_the_index_of_the_draw_and_the_history() -> None:

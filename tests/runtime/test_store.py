@@ -10,6 +10,7 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -306,3 +307,33 @@ class StoreMachine(RuleBasedStateMachine):
 
 TestStoreMachine = StoreMachine.TestCase
 TestStoreMachine.settings = settings(deadline=None, max_examples=40, stateful_step_count=15)
+
+
+def test_a_folder_links_every_file_under_its_own_name_and_goes_with_the_model(store: Store) -> None:
+    manifest = put(store, "a", b"weights", b"tokenizer")
+    deep = msgspec.structs.replace(manifest.files[1], name="1_Pooling/config.json")
+    nested = msgspec.structs.replace(manifest, files=(manifest.files[0], deep))
+    folder = store.folder(nested)
+    assert store.folder(nested) == folder != store.folder(manifest)
+    assert (folder / "part-0").read_bytes() == b"weights"
+    assert (folder / "1_Pooling" / "config.json").read_bytes() == b"tokenizer"
+    moved = store.home.rename(store.home.with_name("moved")) / folder.relative_to(store.home)
+    assert (moved / "1_Pooling" / "config.json").read_bytes() == b"tokenizer"
+
+
+def test_a_folder_stays_while_another_name_stands_for_the_same_files(store: Store) -> None:
+    folder = store.folder(put(store, "a", b"weights"))
+    put(store, "b", b"weights")
+    store.remove("a")
+    assert (folder / "part-0").read_bytes() == b"weights"
+    store.remove("b")
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "a/../b", ".hidden", "a//b", "", "a\\b", "a\0", "x" * 256, "a/b/c/d/e", "a\n"])
+def test_a_name_that_would_leave_the_folder_is_refused(store: Store, name: str) -> None:
+    manifest = put(store, "a", b"weights")
+    hostile = msgspec.structs.replace(manifest, files=(msgspec.structs.replace(manifest.files[0], name=name),))
+    with pytest.raises(InvalidRequest) as refused:
+        store.folder(hostile)
+    assert refused.value.code == "invalid_file_name"

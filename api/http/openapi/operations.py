@@ -10,6 +10,8 @@ import attrs
 from tripower.actors.runtime import Health
 from tripower.api.http import wire
 from tripower.api.http.answers import Answer, ChatChoice, CompletionChoice
+from tripower.api.http.embeddings.answer import EmbeddingsOut
+from tripower.api.http.embeddings.request import EmbeddingsIn
 from tripower.api.http.router.endpoints import DoneOut, ModelIn
 from tripower.api.http.status_endpoints import ModelListOut, ModelOut, ReadyOut
 from tripower.api.http.tokens import answers
@@ -61,6 +63,9 @@ OPERATIONS: Mapping[str, Operation] = {
         request=wire.CompletionIn,
         answer=CompletionAnswer,
         also=(EVENTS,),
+    ),
+    "embeddings": Operation(
+        summary="Vectors for texts or rows of token ids", tag="text", request=EmbeddingsIn, answer=EmbeddingsOut
     ),
     "models": Operation(summary="What can be asked for", tag="models", answer=ModelListOut),
     "model": Operation(summary="One model; its id may contain slashes", tag="models", answer=ModelOut),

@@ -10,6 +10,9 @@ from tripower.api.http.tokens.requests import TokenizeIn
 from tripower.runtime.engine import ChatMessage, EngineInfo, TextLayer
 from tripower.runtime.kernel import InvalidRequest
 
+SPELLED_MAX = 1 << 18
+"""A token that is spelled out takes some hundred bytes on its way."""
+
 
 class PieceOut(msgspec.Struct, frozen=True):
     """A token and what it stands for: text, or its bytes where they are no whole characters."""
@@ -77,6 +80,9 @@ def tokenize(
         ids = text.render_chat(messages)
     else:
         ids = text.tokenize(asked.text(), add_special=asked.adds_special(), parse_special=asked.parses_special())
+    spells = "with_pieces" if asked.with_pieces else "return_token_strs" if asked.return_token_strs else ""
+    if spells and len(ids) > SPELLED_MAX:
+        raise InvalidRequest(f"{spells}: of at most {SPELLED_MAX} tokens; the text has {len(ids)}, so send parts", param=spells)
     if asked.content is not None:
         return LlamaTokensOut(tuple(_piece(token, text) for token in ids) if asked.with_pieces else tuple(ids))
     spelled = tuple(text.spelling(token).decode(errors="replace") for token in ids) if asked.return_token_strs else None

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 from urllib.parse import parse_qs
 
-from tripower.actors.model_registry import ReadyModel
+import attrs
+
+from tripower.actors.models import ReadyModel
 from tripower.api.http.decoding import RequestDecoder
 from tripower.api.http.exchange import EXCHANGE, Exchange
 from tripower.api.http.service import Service
@@ -18,8 +20,9 @@ from tripower.api.http.wire import ChatIn, conversation
 from tripower.runtime.engine import ChatMessage, EngineInfo, LoadedModel, TextLayer
 from tripower.runtime.kernel import InvalidRequest
 
-
 QUERY_FIELDS_MAX = 100
+SIZE_MIN = 1 << 20
+"""Characters, or tokens, that may be sent at once to any model."""
 
 
 class AboutTokens(Protocol):
@@ -32,8 +35,28 @@ class AboutTokens(Protocol):
 
 
 Asked = TypeVar("Asked", bound=AboutTokens)
-Question = tuple[int, Callable[[EngineInfo, TextLayer], object]]
-"""How much text there is, and what to ask the model's text layer."""
+
+
+@attrs.frozen
+class Question:
+    """What to ask a model's text layer: about how many characters or tokens, and in which field they came."""
+
+    size: int
+    param: str
+    answer: Callable[[EngineInfo, TextLayer], object]
+
+    def check(self, info: EngineInfo, text: TextLayer) -> None:
+        """Whatever may be sent to a generation is answered, and a million characters of anything. Raises `InvalidRequest`.
+
+        The longer a text, the longer are the stretches of work in which the interpreter serves nobody else.
+        """
+        size_max = max(SIZE_MIN, info.context_max * text.piece_characters_max)
+        if self.size > size_max:
+            raise InvalidRequest(
+                f"{self.param}: {self.size} characters or tokens are more than the {size_max} that are worked on at once; send parts",
+                code="text_too_long",
+                param=self.param,
+            )
 
 
 class TokenEndpoint(Generic[Asked]):
@@ -56,12 +79,14 @@ class TokenEndpoint(Generic[Asked]):
         body = await exchange.body(self._service.server.max_body_bytes)
         asked, exchange.ignored = self._decoder.decode(body, strict=exchange.strict)
         asked.check()
-        size, question = self._ask(asked)
+        question = self._ask(asked)
         deadline = exchange.deadline(self._service.scheduler.deadline_max_s)
         with exchange.interruptible(deadline):
             name = asked.model or await self._service.only_model()
             loaded = rows_of(await self._service.runtime.ready(name, deadline))
-            answer = await self._work.encoded(size, lambda: question(loaded.engine.info, loaded.text))
+            info, text = loaded.engine.info, loaded.text
+            question.check(info, text)
+            answer = await self._work.encoded(question.size, lambda: question.answer(info, text))
         await exchange.answer(200, answer)
 
 
@@ -86,29 +111,29 @@ class TokenizerInfo:
 def tokenize(asked: TokenizeIn) -> Question:
     messages = asked.conversation()
     size = len(asked.text()) + _length(messages or ())
-    return size, lambda info, text: answers.tokenize(asked, messages, info, text)
+    return Question(size, asked.subject(), lambda info, text: answers.tokenize(asked, messages, info, text))
 
 
 def detokenize(asked: DetokenizeIn) -> Question:
-    return len(asked.tokens), lambda info, text: answers.detokenize(asked.tokens, info, text)
+    return Question(len(asked.tokens), "tokens", lambda info, text: answers.detokenize(asked.tokens, info, text))
 
 
 def apply_template(asked: ApplyTemplateIn) -> Question:
     messages = asked.conversation()
-    return _length(messages), lambda info, text: answers.PromptOut(text.render_text(messages))
+    return Question(_length(messages), "messages", lambda info, text: answers.PromptOut(text.render_text(messages)))
 
 
 def count_input_tokens(asked: ChatIn) -> Question:
     messages = conversation(asked.messages)
-    return _length(messages), lambda info, text: answers.InputTokensOut(len(text.render_chat(messages)))
+    return Question(_length(messages), "messages", lambda info, text: answers.InputTokensOut(len(text.render_chat(messages))))
 
 
 def rows_of(ready: ReadyModel) -> LoadedModel:
-    """The model, if its tokenizer is here. Raises `InvalidRequest` (501) for one that another engine tokenises for."""
+    """The model, if its tokenizer is here. Raises `InvalidRequest` (501) for a delegate, and for an encoder, which has rows of its own."""
     if isinstance(ready.loaded, LoadedModel):
         return ready.loaded
     raise InvalidRequest(
-        f"the engine {ready.info.backend} keeps its tokenizer to itself: ask a model that runs on picolm or llamacpp",
+        f"the engine {ready.info.backend} keeps this model's tokenizer to itself: ask a model that generates on picolm or llamacpp",
         code="endpoint_not_supported", status=501, kind="not_supported_error", param="model",
     )  # fmt: skip
 

@@ -40,7 +40,7 @@ class TokenizeIn(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """What types cannot say. Raises `InvalidRequest`."""
-        given = [name for name in ("content", "prompt", "messages") if getattr(self, name) is not None]
+        given = self._given()
         if not given:
             raise InvalidRequest("prompt is missing: give content, prompt or messages", param="prompt")
         if len(given) > 1:
@@ -49,6 +49,13 @@ class TokenizeIn(msgspec.Struct, frozen=True, kw_only=True):
         for mine, foreign in zip(own, other, strict=True):
             if getattr(self, foreign) is not None:
                 raise InvalidRequest(f"{foreign} does not go with {given[0]}: use {mine}", param=foreign)
+
+    def _given(self) -> list[str]:
+        return [name for name in ("content", "prompt", "messages") if getattr(self, name) is not None]
+
+    def subject(self) -> str:
+        """The field that holds the text."""
+        return self._given()[0]
 
     def text(self) -> str:
         """The plain text; empty for a conversation."""

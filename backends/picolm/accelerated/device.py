@@ -24,7 +24,8 @@ from tripower.runtime.kernel.errors import ModelRefused
 AUTO, CPU, CUDA = "auto", "cpu", "cuda"
 PRIORITY = -1
 """Of streams: below zero goes before others of the process."""
-WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+WORKSPACE, WORKSPACES = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")
+"""With one of these cuBLAS gives the same bits twice."""
 
 Outputs = TypeVar("Outputs")
 
@@ -141,7 +142,8 @@ def apply_numerics() -> None:
 
     Memory is not filled before it is used, which torch otherwise does beside deterministic algorithms.
     """
-    os.environ.setdefault(WORKSPACE, ":4096:8")  # cuBLAS reads it when it is first used
+    if os.environ.get(WORKSPACE) not in WORKSPACES:
+        os.environ[WORKSPACE] = WORKSPACES[0]  # cuBLAS reads it when it is first used
     matmul: Any = torch.backends.cuda.matmul
     cudnn: Any = torch.backends.cudnn
     matmul.fp32_precision = "ieee"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import attrs
 import numpy as np
@@ -74,7 +74,7 @@ class AcceleratedEngine(PagedEngine):
             pages_max=-(-info.context_max // pool.page_positions),
             sequences_max=info.sequences_max,
         )
-        self._never = never
+        self._never = self._never_here = never
         self._graphs: GraphCache[Outputs] = GraphCache(capture or stream.capture, _same_bits, policy)
         self._static: dict[StepShape, StepInputs] = {}
 
@@ -126,6 +126,11 @@ class AcceleratedEngine(PagedEngine):
             self._stream.wait()
         return found
 
+    def use_graphs(self, wanted: bool) -> None:
+        """Give up all captures, and from now on make new ones where that can be, or none: for comparisons."""
+        self._forget_captures()
+        self._never = self._never_here if wanted else "graphs are off"
+
     def captures(self) -> CaptureStatistics:
         """How often launches were replayed, by shape."""
         return self._graphs.statistics()
@@ -172,6 +177,8 @@ class AcceleratedEngine(PagedEngine):
         try:
             yield
         except BaseException as error:
+            with suppress(Exception):  # what was queued reads buffers that the next step fills
+                self._stream.wait()
             for row in rows:
                 self._pages.trim(row.sequence, row.position)
             if isinstance(error, torch.OutOfMemoryError):

@@ -6,9 +6,11 @@ back. Which form a matrix gets is decided by its type and shape alone, so that i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -19,6 +21,9 @@ INT4_OUTPUTS = {"cuda": 8, "cpu": 16}
 INT4_CAPABILITY = (8, 0)
 """The first CUDA architecture with the instruction that torch's int4 product is made of."""
 TILE_INPUTS = 16
+TRIED_INPUTS = (32, 64, 128, 512)
+INT4_ERROR_MAX = 0.05
+"""Relative; rounding to bfloat16 gives about 0.005, and anything misplaced more than 1."""
 
 
 class Projection(Protocol):
@@ -53,7 +58,7 @@ class Int4:
         self.nbytes = self._packed.nbytes + self._pairs.nbytes
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return _biased(self._multiply(rows.bfloat16(), self._packed, GROUP, self._pairs).float(), self._bias)
+        return _biased(self._multiply(rows.bfloat16().contiguous(), self._packed, GROUP, self._pairs).float(), self._bias)
 
 
 class Stacked:
@@ -71,7 +76,31 @@ def takes_int4(type_name: str, outputs: int, inputs: int, device: torch.device) 
     """Whether a matrix of this type and shape can stay in 4 bits on the device."""
     if type_name not in INT4_TYPES or outputs % INT4_OUTPUTS[device.type] or inputs % GROUP:
         return False
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= INT4_CAPABILITY
+    return int4_works(device)
+
+
+@functools.cache
+def int4_works(device: torch.device) -> bool:
+    """Whether the device's int4 product multiplies by what was packed for it, tried once for each order of packing.
+
+    The product is not part of torch's public interface: what it reads is known from its source, and believed only where it is seen.
+    """
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < INT4_CAPABILITY:
+        return False  # an attempt would leave the device unusable
+    random = np.random.default_rng(0)
+    for inputs in TRIED_INPUTS:
+        numbers = random.integers(0, 16, (16, inputs), np.uint8)
+        scales, zeros = random.uniform(0.5, 1.0, (2, 16, inputs // GROUP)).astype(np.float32)
+        values = Int4Values(numbers, scales, zeros)
+        rows = torch.from_numpy(random.standard_normal((3, inputs)).astype(np.float32))
+        expected = rows @ torch.from_numpy(values.values()).T
+        try:
+            found = Int4(values, device).forward(rows.to(device)).cpu()
+        except (RuntimeError, NotImplementedError):
+            return False
+        if not float((found - expected).norm() / expected.norm()) < INT4_ERROR_MAX:
+            return False
+    return True
 
 
 def _pack(numbers: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -12,16 +12,19 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tripower.backends.gguf.dequantise import dequantise, dequantise_bytes
 from tripower.backends.model_file import ModelFile
 from tripower.backends.picolm.accelerated.device import Stream
-from tripower.backends.picolm.accelerated.int4 import INT4_TYPES, Int4Values, unpack_int4
+from tripower.backends.picolm.accelerated.int4 import Int4Values, unpack_int4
 from tripower.backends.picolm.accelerated.linear import Dense, Int4, Projection, Stacked, takes_int4
 from tripower.backends.picolm.decoder import EMBEDDING
 from tripower.backends.picolm.weights import Wanted
 
 Precision = Literal["compact", "float32"]
+ROUTER = "ffn_gate_inp"
+"""Small, and a rounded score may choose another expert: it stays in float32."""
 PRECISIONS: tuple[Precision, ...] = ("compact", "float32")
 
 
@@ -102,7 +105,7 @@ class _Reader:
             return self._int4([self._unpack(item) for item in items], bias)
         if not any(four_bits):
             values = [dequantise(self._file, item.name) for item in items]
-            return self._dense(values[0] if len(values) == 1 else np.concatenate(values), bias)
+            return self._dense(np.concatenate(values) if len(values) > 1 else values[0], bias, exact=ROUTER in name)
         parts = [
             self._int4([self._unpack(item)], None) if small else self._dense(dequantise(self._file, item.name), None)
             for item, small in zip(items, four_bits, strict=True)
@@ -123,7 +126,7 @@ class _Reader:
     def _takes_int4(self, item: Wanted) -> bool:
         tensor = self._file.tensor(item.name)
         outputs, inputs = item.shape[-2:]
-        if self._precision == "float32" or tensor.type_name not in INT4_TYPES:
+        if self._precision == "float32" or ROUTER in item.name:
             return False
         return takes_int4(tensor.type_name, outputs, inputs, self._device)
 
@@ -137,5 +140,6 @@ class _Reader:
         )
         return Int4(whole, self._device, bias)
 
-    def _dense(self, values: np.ndarray, bias: torch.Tensor | None) -> Projection:
-        return Dense(torch.from_numpy(np.ascontiguousarray(values)).to(self._device, self._type), bias)
+    def _dense(self, values: NDArray[np.float32], bias: torch.Tensor | None, *, exact: bool = False) -> Projection:
+        kept = torch.from_numpy(np.ascontiguousarray(values))
+        return Dense(kept.to(self._device, torch.float32 if exact else self._type), bias)

@@ -25,8 +25,8 @@ from tripower.backends.picolm.native.target import Target, target_machine
 
 CACHE_VARIABLE = "TRIPOWER_KERNEL_CACHE"
 DIGEST_BYTES = 32
-_LIVE: list[Any] = []
-"""Compiled code stays for the life of the process: worker threads park in it."""
+_LIVE: dict[object, Code] = {}
+"""Compiled code stays for the life of the process, since worker threads park in it, and serves every model that needs the same."""
 
 
 class Code:
@@ -34,7 +34,6 @@ class Code:
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
-        _LIVE.append(engine)
 
     def address(self, name: str) -> int:
         """Where a function begins."""
@@ -54,6 +53,13 @@ def compile_module(build: Callable[[ir.Module], None], target: Target, key: Sequ
     `key` must hold whatever `build` depends on besides the sources of this package; without one nothing is kept. Blocks: a few
     seconds for a whole engine, milliseconds when it is kept.
     """
+    name = (target, *key) if key else object()
+    if name not in _LIVE:
+        _LIVE[name] = _load(build, target, key)
+    return _LIVE[name]
+
+
+def _load(build: Callable[[ir.Module], None], target: Target, key: Sequence[object]) -> Code:
     path = _path(target, key) if key else None
     kept = None if path is None else _read(path)
     if kept is None:

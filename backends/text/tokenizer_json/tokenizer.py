@@ -24,6 +24,8 @@ from tripower.backends.text.tokenizer_json.vocabulary import JsonVocabulary
 from tripower.runtime.kernel.errors import InvalidRequest
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_SPACES = "".join(chr(code) for code in range(0x3001) if chr(code).isspace() and not 0x1C <= code <= 0x1F)
+"""What Unicode calls white space, as the library does; Python counts four separators among the control characters too."""
 
 
 class JsonTokenizer:
@@ -66,9 +68,9 @@ class JsonTokenizer:
                 ids.append(part)
                 continue
             if index and row[index - 1] in self._strips_right:
-                part = part.lstrip()
+                part = part.lstrip(_SPACES)
             if index + 1 < len(row) and row[index + 1] in self._strips_left:
-                part = part.rstrip()
+                part = part.rstrip(_SPACES)
             ids += self._plain(part, first=not index)
         return ids
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -112,7 +113,7 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_numerics_are_float32_and_deterministic(restored: None) -> None:
     apply_numerics()
     assert switches() == ["ieee", "ieee", False, False, False, True]
-    assert module.os.environ[module.WORKSPACE] == ":4096:8"
+    assert os.environ[module.WORKSPACE] == ":4096:8"
 
 
 def test_the_processor_leaves_every_switch_as_it_was(restored: None) -> None:
@@ -120,7 +121,7 @@ def test_the_processor_leaves_every_switch_as_it_was(restored: None) -> None:
     module.open_stream.cache_clear()
     with module.open_stream(CPU).entered():
         torch.zeros(2) + 1
-    assert switches() == before and module.WORKSPACE not in module.os.environ
+    assert switches() == before and module.WORKSPACE not in os.environ
 
 
 class FakeCuda:

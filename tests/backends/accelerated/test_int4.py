@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import gguf
 import numpy as np
 import pytest
@@ -11,7 +14,8 @@ from numpy.typing import NDArray
 
 from tripower.backends.gguf.layout import TensorInfo
 from tripower.backends.gguf.types import TENSOR_TYPES
-from tripower.backends.picolm.accelerated.int4 import INT4_TYPES, unpack_int4
+from tripower.backends.picolm.accelerated import linear
+from tripower.backends.picolm.accelerated.int4 import INT4_TYPES, Int4Values, unpack_int4
 from tripower.backends.picolm.accelerated.linear import Dense, Int4, Stacked, takes_int4
 
 CPU = torch.device("cpu")
@@ -32,7 +36,7 @@ def random_blocks(type_name: str, outputs: int, inputs: int, seed: int = 0) -> t
 def tensor_info(type_name: str, shape: tuple[int, ...]) -> TensorInfo:
     kind = TENSOR_TYPES[IDENTIFIERS[type_name]]
     nbytes = int(np.prod(shape)) // kind.block_elements * kind.block_bytes
-    return TensorInfo(name="w", shape=shape, type_id=IDENTIFIERS[type_name], offset=0, nbytes=nbytes)
+    return TensorInfo("w", shape, type_name, IDENTIFIERS[type_name], 0, nbytes, kind.block_elements, kind.block_bytes)
 
 
 @pytest.mark.parametrize("type_name", sorted(INT4_TYPES))
@@ -77,12 +81,36 @@ def test_a_matrix_stays_in_four_bits_where_the_product_has_its_shape(
     assert takes_int4(type_name, outputs, inputs, CPU) is stays
 
 
-@pytest.mark.parametrize(("capability", "stays"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
-def test_old_cuda_devices_have_no_int4_product(
-    capability: tuple[int, int], stays: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def unknown() -> Iterator[None]:
+    """What is known of devices is forgotten before and after."""
+    linear.int4_works.cache_clear()
+    yield
+    linear.int4_works.cache_clear()
+
+
+def test_old_cuda_devices_are_not_even_tried(unknown: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(linear, "Int4", None)
+    assert not takes_int4("Q4_0", 24, 64, torch.device("cuda:0"))
+
+
+def wrong_order(values: Int4Values, device: torch.device) -> Int4:
+    """As a device would see it that has the numbers of a byte the other way round."""
+    swapped = values.numbers.reshape(len(values.numbers), -1, 2)[..., ::-1].reshape(values.numbers.shape)
+    return Int4(Int4Values(np.ascontiguousarray(swapped), values.scales, values.zeros), device)
+
+
+def no_kernel(values: Int4Values, device: torch.device) -> Int4:
+    raise RuntimeError("not compiled for this device")
+
+
+@pytest.mark.parametrize(("make", "works"), [(Int4, True), (wrong_order, False), (no_kernel, False)])
+def test_the_product_is_used_only_where_it_is_seen_to_be_right(
+    make: Any, works: bool, unknown: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert takes_int4("Q4_0", 24, 64, torch.device("cuda:0")) is stays
+    monkeypatch.setattr(linear, "Int4", make)
+    assert takes_int4("Q4_0", 32, 64, CPU) is works
 
 
 def test_parts_of_different_forms_stand_side_by_side() -> None:

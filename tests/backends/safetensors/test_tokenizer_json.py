@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
@@ -92,6 +92,7 @@ def test_control_texts_that_a_user_typed_are_plain_text(model: Model) -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(parts=st.lists(st.sampled_from(CONTROL_TEXTS) | st.text(st.characters(exclude_categories=["Cs"])), max_size=5))
+@example(parts=["\x1f", "<left><right> <left>", "\x1c \x85\u3000", "<left>"])  # separators are no white space
 def test_any_text_has_the_ids_of_transformers(parts: list[str], model: Model) -> None:
     layer, reference = model
     text = "".join(parts)

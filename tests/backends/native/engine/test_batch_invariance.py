@@ -196,3 +196,39 @@ def test_every_class_of_row_counts_gives_the_same_bits(rows: int, threads: int, 
     found = [engine.logits(0, tokens[start : start + rows]) for start in range(0, LENGTH_MAX, rows)]
     assert same_bits(np.concatenate(found), expected_logits("llama", "f32", 0))
     engine.close_sequence(0)
+
+
+@pytest.mark.long
+def test_a_real_model_gives_sixteen_long_prompts_the_bits_that_each_has_alone(smollm2_path: Path, load_native: Any) -> None:
+    """Prompts of 300 tokens in random chunks, some on the pages of others; then all sixteen decode together."""
+    length, together, chance = 300, 8, np.random.default_rng(9)
+    engine = load_native(smollm2_path, context=512, sequences_max=16, prefill_chunk=64, threads=2)
+    prompts = [tokens_of(seed, length, engine.info.vocabulary_size) for seed in range(4)]
+    expected = [logits_alone(engine, prompt) for prompt in prompts]
+    starts = [length - together - int(short) for short in chance.integers(0, 60, 16)]
+    for number in range(16):
+        if number < 12:
+            engine.open_sequence(number)
+        else:
+            engine.fork(number - 12, number, min(starts[number], starts[number - 12]) - 1)
+        prefill_in_chunks(
+            engine, {each: prompts[each % 4][: starts[each]] for each in (number, number - 4) if each >= 0}, chance
+        )
+    for step in range(together):
+        rows = [StepRow(each, starts[each] + step, (prompts[each % 4][starts[each] + step],), draw=False) for each in range(16)]
+        wanted = np.stack([expected[each % 4][starts[each] + step] for each in range(16)])
+        assert same_bits(engine.batch_logits(rows), wanted)
+
+
+def prefill_in_chunks(engine: NativeEngine, targets: dict[int, list[int]], chance: np.random.Generator) -> None:
+    """Bring some sequences to their lengths together, each in pieces of random size."""
+    while True:
+        rows = []
+        for sequence, tokens in targets.items():
+            done = engine.length(sequence)
+            piece = tuple(tokens[done : done + int(chance.integers(1, 90))])
+            if piece:
+                rows.append(StepRow(sequence, done, piece, draw=False))
+        if not rows:
+            return
+        engine.step(rows)
