@@ -24,8 +24,8 @@ class StepTable:
 
     Arrays, all C-contiguous: `control` int64 [8]; `sequence`, `position`, `output_index`, `remaining` int64 [slots_max]; `last`
     int64 [slots_max] (the token to evaluate next); `drawn` and `evaluated` int32 [steps_max, slots_max]; `ends` uint8
-    [vocabulary_size] (1 at end-of-generation tokens). Python-only columns: `pending` (tokens still to evaluate), `history`, `sampling`,
-    `ignore_ends`, `prompt_length`.
+    [vocabulary_size] (1 at end-of-generation tokens). Python-only columns: `pending` (tokens still to evaluate), `history` (a native
+    loop keeps it up only where a penalty looks at it), `sampling`, `prompt_length`.
     """
 
     def __init__(self, *, slots_max: int, steps_max: int, rows_max: int, mixed_rows: int = 0) -> None:

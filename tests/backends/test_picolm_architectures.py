@@ -319,7 +319,7 @@ def test_any_metadata_is_read_or_refused_by_a_key(architecture: str, changes: di
     metadata = {f"{architecture}.{key}": value for key, value in (plain | changes).items()}
     file = SimpleNamespace(metadata=metadata, tensor=lambda name: SimpleNamespace(shape=(96, 32)))
     try:
-        decoder = ARCHITECTURES[architecture].read_decoder(file)  # type: ignore[arg-type]
+        decoder = ARCHITECTURES[architecture].read_decoder(file)
     except ModelRefused as refusal:
         assert refusal.param in metadata or refusal.param == f"{architecture}.attention.key_length"
         return

@@ -19,6 +19,9 @@ from tripower.backends.picolm.native.tiles import TileTable
 from tripower.backends.picolm.weights import Wanted, source_changed
 from tripower.runtime.engine import EngineInfo, LoadSpecification
 
+ROWS_MAX = 2048
+"""Rows of a step at most, beyond which more of them make nothing faster; the number of tiles of a stage is bounded as well."""
+
 
 def load_native(
     file: ModelFile,
@@ -60,7 +63,7 @@ def _make_engine(
         context_max=context,
         sequences_max=specification.sequences_max,
         slots_max=specification.sequences_max,
-        rows_max=max(specification.prefill_chunk, specification.sequences_max),
+        rows_max=max(min(specification.prefill_chunk, ROWS_MAX), specification.sequences_max),
         threads=threads,
         element=element,
     )

@@ -45,6 +45,7 @@ class Program:
         threads: int,
         element: KvElement = "f32",
     ) -> None:
+        assert slots_max <= rows_max, "every slot has a row in each step"
         decoder = model.decoder
         self.model, self.context_max, self.slots_max, self.rows_max = model, context_max, slots_max, rows_max
         self.drawn_max = max(slots_max, min(rows_max, ITEM_ROWS_MAX))

@@ -6,6 +6,7 @@ thread, the lane, takes part in every job.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
@@ -71,7 +72,8 @@ class Workers:
         self.shared[executor.WORKERS] = 0
         self.shared[executor.QUIT] = 1
         for pipe in self._pipes:
-            os.write(pipe.write_fd, ONE)
+            with contextlib.suppress(BlockingIOError):  # a full pipe wakes its reader as well
+                os.write(pipe.write_fd, ONE)
         for thread in self._threads:
             thread.join()
         for pipe in self._pipes:

@@ -128,7 +128,8 @@ def open_with_prefixes(data: st.DataObject, engine: NativeEngine, seeds: list[in
     """Sequences of the same tokens may share what an earlier one has written, which may have been longer and cut back."""
     for number, seed in enumerate(seeds):
         twins = [other for other in range(number) if seeds[other] == seed]
-        if twins and data.draw(st.booleans()):
+        shares: bool = data.draw(st.booleans())
+        if twins and shares:
             shared = data.draw(st.integers(0, min(lengths[number] - 1, engine.length(twins[0]))))
             engine.fork(twins[0], number, shared)
             continue
@@ -199,10 +200,13 @@ def test_every_class_of_row_counts_gives_the_same_bits(rows: int, threads: int, 
 
 
 @pytest.mark.long
-def test_a_real_model_gives_sixteen_long_prompts_the_bits_that_each_has_alone(smollm2_path: Path, load_native: Any) -> None:
+@pytest.mark.parametrize("model", ["smollm2_path", "gemma3_path"])
+def test_a_real_model_gives_sixteen_long_prompts_the_bits_that_each_has_alone(
+    model: str, request: pytest.FixtureRequest, load_native: Any
+) -> None:
     """Prompts of 300 tokens in random chunks, some on the pages of others; then all sixteen decode together."""
     length, together, chance = 300, 8, np.random.default_rng(9)
-    engine = load_native(smollm2_path, context=512, sequences_max=16, prefill_chunk=64, threads=2)
+    engine = load_native(request.getfixturevalue(model), context=512, sequences_max=16, prefill_chunk=64, threads=2)
     prompts = [tokens_of(seed, length, engine.info.vocabulary_size) for seed in range(4)]
     expected = [logits_alone(engine, prompt) for prompt in prompts]
     starts = [length - together - int(short) for short in chance.integers(0, 60, 16)]

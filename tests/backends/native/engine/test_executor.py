@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -248,6 +251,24 @@ def test_closing_ends_the_threads_and_gives_their_descriptors_back() -> None:
     for _ in range(2):
         made.workers.close()
         assert workers_alive() == alive and process.num_fds() == before
+
+
+def test_pipes_do_where_there_is_no_eventfd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "eventfd", raising=False)
+    process = psutil.Process()
+    before, alive = process.num_fds(), workers_alive()
+    made = Machine(3, [[(3, ONE)]]).start(meeting=True)
+    for _ in range(20):
+        assert in_stages(made.run(1), [{0: 3}], 1)
+    made.workers.close()
+    assert workers_alive() == alive and process.num_fds() == before
+
+
+def test_a_program_that_ends_without_closing_ends() -> None:
+    code = f"from {__name__} import Machine, ONE; Machine(3, [[(3, ONE)]]).start().run(2); print('done')"
+    root = Path(__file__).parents[4]
+    child = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=120, check=False)
+    assert (child.returncode, child.stdout) == (0, "done\n"), child.stderr
 
 
 def test_workers_that_never_ran_a_job_can_be_closed() -> None:

@@ -32,6 +32,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama with one kv head": ("llama", {"kv_heads": 1}),
     "llama with rope factors": ("llama", {"rope_factors": True, "kv_heads": 4}),
     "llama with experts": ("llama", {"experts": 4}),
+    "llama that turns half of each head": ("llama", {"head_size": 16, "keys": {"rope.dimension_count": 8}}),
+    "llama with many heads for one": ("llama", {"heads": 16, "kv_heads": 1}),
+    "llama with linear rope scaling": ("llama", {"keys": {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}}),
     "llama with a window": ("llama", {"keys": {"attention.sliding_window": 8}}),
     "qwen2": ("qwen2", {"biases": ("attn_q", "attn_k", "attn_v")}),
     "qwen3": ("qwen3", {"head_size": 16}),
@@ -73,6 +76,12 @@ def test_an_architecture_gives_the_logits_of_the_reference(
     difference, divergent = compared(path, load_native, load_torch)
     assert difference < (FLOAT_MAX if kind == "F32" else QUANTISED_MAX)
     assert divergent < DIVERGENCE_MAX
+
+
+def test_sizes_need_not_be_multiples_of_a_vector(tiny_model: Any, load_native: Any, load_torch: Any) -> None:
+    sizes = {"width": 44, "heads": 3, "kv_heads": 1, "head_size": 24, "feed_forward": 75, "vocabulary": 97}
+    difference, divergent = compared(tiny_model("llama", tied=False, **sizes), load_native, load_torch)
+    assert difference < FLOAT_MAX and divergent < DIVERGENCE_MAX
 
 
 @pytest.mark.parametrize("kind", FORMATS)
