@@ -9,10 +9,16 @@ from __future__ import annotations
 
 import codecs
 from collections import deque
-
-from tripower.runtime.engine.contract import TextLayer
+from typing import Protocol
 
 _new_decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class HasPieces(Protocol):
+    """What a stream needs of a text layer."""
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token stands for; empty for control tokens."""
 
 
 class TextStream:
@@ -21,7 +27,7 @@ class TextStream:
     `stopped` says that this has happened, `matched` by which stop string. Raises `ValueError` for an empty stop string.
     """
 
-    def __init__(self, layer: TextLayer, stop: tuple[str, ...] = ()) -> None:
+    def __init__(self, layer: HasPieces, stop: tuple[str, ...] = ()) -> None:
         self._piece = layer.piece
         self._decoder = _new_decoder("replace")
         self._matcher = StopMatcher(stop) if stop else None

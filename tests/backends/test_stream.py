@@ -10,29 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tripower.backends.text.stream import StopMatcher, TextStream
-from tripower.runtime.engine.contract import ChatMessage
-from tripower.runtime.engine.sampling_parameters import SamplingParameters
 
 
 class Pieces:
-    """A text layer whose tokens are the given byte strings; token -1 is a control token."""
-
-    end_tokens: frozenset[int] = frozenset()
-    recommended = SamplingParameters()
-    has_chat_template = False
-    piece_characters_max = 8
+    """Tokens that are the given byte strings; token -1 is a control token."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self._pieces = pieces
 
     def piece(self, token: int) -> bytes:
         return b"" if token < 0 else self._pieces[token]
-
-    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        raise NotImplementedError
-
-    def render_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
-        raise NotImplementedError
 
 
 def stream(pieces: Sequence[bytes], stop: tuple[str, ...] = ()) -> tuple[list[str], TextStream]:

@@ -17,9 +17,9 @@ import numpy as np
 from tripower.backends.picolm.native.boundary import CLASS_MAX
 from tripower.backends.picolm.native.buffers import Rows
 from tripower.backends.picolm.native.kept import read_kept, write_kept
-from tripower.backends.picolm.native.kernels.formats import FloatFormat
 from tripower.backends.picolm.native.kernels.linear import WORDS, Word, scratch_bytes, tile_count
-from tripower.backends.picolm.native.kernels.packing import Packed
+from tripower.backends.picolm.native.kernels.weights.formats import FloatFormat
+from tripower.backends.picolm.native.kernels.weights.packing import Packed
 from tripower.backends.picolm.native.linear_code import linear_code, linear_name, rows_of_class, tiles_worth_measuring
 from tripower.backends.picolm.native.memory import address, zeros
 from tripower.backends.picolm.native.model import NativeModel

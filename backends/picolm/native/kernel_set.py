@@ -12,16 +12,16 @@ from tripower.backends.picolm.native.boundary import emit_boundary, emit_boundar
 from tripower.backends.picolm.native.compile import compile_module
 from tripower.backends.picolm.native.executor import emit_executor
 from tripower.backends.picolm.native.kernels.activation import build_activation
-from tripower.backends.picolm.native.kernels.attention import AttentionShape, build_attention
-from tripower.backends.picolm.native.kernels.kv import KvElement
+from tripower.backends.picolm.native.kernels.attention.kernel import AttentionShape, build_attention
+from tripower.backends.picolm.native.kernels.attention.kv import KvElement
+from tripower.backends.picolm.native.kernels.attention.rope import RopeStoreShape, build_rope_store
 from tripower.backends.picolm.native.kernels.linear import scratch_bytes
 from tripower.backends.picolm.native.kernels.moe import build_combine, build_route, route_scratch_bytes
 from tripower.backends.picolm.native.kernels.norm import build_norm_add, build_norm_quantise
-from tripower.backends.picolm.native.kernels.packing import Packed
 from tripower.backends.picolm.native.kernels.quantise import build_quantise
-from tripower.backends.picolm.native.kernels.rope import RopeStoreShape, build_rope_store
 from tripower.backends.picolm.native.kernels.sampler.draw import build_draw, draw_scratch_bytes
 from tripower.backends.picolm.native.kernels.softcap import build_softcap
+from tripower.backends.picolm.native.kernels.weights.packing import Packed
 from tripower.backends.picolm.native.linear_code import EXPERT_TILE, expert_code, linear_code, linear_name
 from tripower.backends.picolm.native.model import NativeModel
 from tripower.backends.picolm.native.target import Target

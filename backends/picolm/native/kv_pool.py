@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tripower.backends.picolm.native.kernels.kv import PAGE_POSITIONS, KvElement, element_bytes
+from tripower.backends.picolm.native.kernels.attention.kv import PAGE_POSITIONS, KvElement, element_bytes
 from tripower.backends.picolm.native.memory import address, zeros
 from tripower.backends.picolm.page_table import NO_PAGE, PageChange, PageTable
 

@@ -17,7 +17,7 @@ from tripower.backends.picolm.native.boundary import CLASS_MAX, CLASSES_FIRST, D
 from tripower.backends.picolm.native.buffers import Rows, StepBuffers
 from tripower.backends.picolm.native.kernel_set import KernelSet, heads_per_tile
 from tripower.backends.picolm.native.kernels.linear import tile_word
-from tripower.backends.picolm.native.kernels.packing import Packed
+from tripower.backends.picolm.native.kernels.weights.packing import Packed
 from tripower.backends.picolm.native.kv_pool import KvPool
 from tripower.backends.picolm.native.linear_code import EXPERT_TILE
 from tripower.backends.picolm.native.memory import address, zeros

@@ -8,9 +8,9 @@ from llvmlite import ir
 
 from tripower.backends.picolm.native.boundary import CLASS_MAX
 from tripower.backends.picolm.native.compile import Code, compile_module
-from tripower.backends.picolm.native.kernels.embed import emit_embed
-from tripower.backends.picolm.native.kernels.formats import FORMATS
 from tripower.backends.picolm.native.kernels.linear import candidates, emit_expert_linear, emit_linear
+from tripower.backends.picolm.native.kernels.weights.embed import emit_embed
+from tripower.backends.picolm.native.kernels.weights.formats import FORMATS
 from tripower.backends.picolm.native.target import Target
 from tripower.backends.picolm.native.tiles import Tile
 

@@ -11,7 +11,7 @@ from tripower.backends.picolm.decoder import Decoder
 from tripower.backends.picolm.native.calibrate import calibrate
 from tripower.backends.picolm.native.certificate import Certifiable, certify
 from tripower.backends.picolm.native.engine import NativeEngine
-from tripower.backends.picolm.native.kernels.kv import KvElement
+from tripower.backends.picolm.native.kernels.attention.kv import KvElement
 from tripower.backends.picolm.native.model import NativeModel, read_native_model
 from tripower.backends.picolm.native.program import Program
 from tripower.backends.picolm.native.target import Target, host_target

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from tripower.backends.gguf.dequantise import dequantise
 from tripower.backends.model_file import ModelFile
 from tripower.backends.picolm.decoder import EMBEDDING, HEAD, Decoder
-from tripower.backends.picolm.native.kernels.attention import supports
-from tripower.backends.picolm.native.kernels.formats import BLOCK, FORMATS, FloatFormat, Format
-from tripower.backends.picolm.native.kernels.packing import Packed, pack_in_steps, packed_bytes
+from tripower.backends.picolm.native.kernels.attention.kernel import supports
+from tripower.backends.picolm.native.kernels.weights.formats import BLOCK, FORMATS, FloatFormat, Format
+from tripower.backends.picolm.native.kernels.weights.packing import Packed, pack_in_steps, packed_bytes
 from tripower.backends.picolm.native.memory import zeros
 from tripower.backends.picolm.native.target import Target
 from tripower.backends.picolm.weights import Wanted

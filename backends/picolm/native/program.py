@@ -12,8 +12,8 @@ from tripower.backends.picolm.native import executor
 from tripower.backends.picolm.native.boundary import WORDS
 from tripower.backends.picolm.native.buffers import StepBuffers
 from tripower.backends.picolm.native.kernel_set import ITEM_ROWS_MAX, KernelSet
-from tripower.backends.picolm.native.kernels.kv import PAGE_POSITIONS, KvElement
-from tripower.backends.picolm.native.kernels.rope import make_turns
+from tripower.backends.picolm.native.kernels.attention.kv import PAGE_POSITIONS, KvElement
+from tripower.backends.picolm.native.kernels.attention.rope import make_turns
 from tripower.backends.picolm.native.kernels.sampler.settings import SamplingSettings
 from tripower.backends.picolm.native.kv_pool import KvPool, KvPoolShape
 from tripower.backends.picolm.native.layout import Places, RopeTable, StepLayout

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tripower.backends.picolm.native.kernels.packing import Packed
+from tripower.backends.picolm.native.kernels.weights.packing import Packed
 
 
 class Tile(NamedTuple):

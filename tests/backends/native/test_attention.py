@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llvmlite import ir
 from numpy.typing import NDArray
 
-from tripower.backends.picolm.native.kernels.attention import AttentionShape, build_attention, supports
+from tripower.backends.picolm.native.kernels.attention.kernel import AttentionShape, build_attention, supports
 from tripower.backends.picolm.native.kernels.quantise import build_quantise
 from tripower.backends.picolm.native.kv_pool import KvPool, KvPoolShape
 from tripower.backends.picolm.native.target import Target, host_target, narrower_targets

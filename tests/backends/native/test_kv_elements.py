@@ -10,7 +10,7 @@ import pytest
 from llvmlite import ir
 
 from tripower.backends.picolm.native.emit import F32, I16, Kernel, i64
-from tripower.backends.picolm.native.kernels.kv import Elements, pieces
+from tripower.backends.picolm.native.kernels.attention.kv import Elements, pieces
 from tripower.backends.picolm.native.target import Target
 
 

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from tripower.backends.picolm.native.kernels.kv import PAGE_POSITIONS, KvElement
+from tripower.backends.picolm.native.kernels.attention.kv import PAGE_POSITIONS, KvElement
 from tripower.backends.picolm.native.kv_pool import KvPool, KvPoolShape
 from tripower.runtime.kernel.errors import DeviceFailed
 

@@ -12,7 +12,7 @@ import pytest
 from llvmlite import ir
 from numpy.typing import NDArray
 
-from tripower.backends.picolm.native.kernels.rope import RopeStoreShape, build_rope_store, make_turns
+from tripower.backends.picolm.native.kernels.attention.rope import RopeStoreShape, build_rope_store, make_turns
 from tripower.backends.picolm.native.kv_pool import KvPool, KvPoolShape
 from tripower.backends.picolm.native.target import Target, host_target, narrower_targets
 

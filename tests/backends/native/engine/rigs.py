@@ -15,7 +15,7 @@ from tripower.backends.gguf.reader import open_gguf
 from tripower.backends.picolm.backend import plan_load
 from tripower.backends.picolm.native.boundary import CLASS_MAX, WORDS
 from tripower.backends.picolm.native.engine import NativeEngine
-from tripower.backends.picolm.native.kernels.kv import KvElement
+from tripower.backends.picolm.native.kernels.attention.kv import KvElement
 from tripower.backends.picolm.native.linear_code import tiles_worth_measuring
 from tripower.backends.picolm.native.model import NativeModel, read_native_model
 from tripower.backends.picolm.native.program import Program

@@ -29,7 +29,7 @@ from tests.backends.native.engine.rigs import (
     tokens_of,
 )
 from tripower.backends.picolm.native.engine import NativeEngine
-from tripower.backends.picolm.native.kernels.kv import KvElement
+from tripower.backends.picolm.native.kernels.attention.kv import KvElement
 from tripower.backends.picolm.native.target import narrower_targets
 from tripower.runtime.engine import SamplingParameters, StepRow, run_steps
 from tripower.runtime.engine.step_table import NOT_DRAWN

@@ -9,7 +9,7 @@ import pytest
 
 from tests.backends.native.engine.rigs import divergence, relative_difference, tokens_of
 from tripower.backends.picolm.architectures import ARCHITECTURES
-from tripower.backends.picolm.native.kernels.formats import FORMATS
+from tripower.backends.picolm.native.kernels.weights.formats import FORMATS
 
 POSITIONS = 80
 """More than a page, and than a window."""

@@ -14,8 +14,6 @@ from llvmlite import ir
 from numpy.typing import NDArray
 
 from tripower.backends.picolm.native.compile import Code, compile_module
-from tripower.backends.picolm.native.kernels.blocks import TAKE_APART
-from tripower.backends.picolm.native.kernels.formats import BLOCK, FORMATS, FloatFormat
 from tripower.backends.picolm.native.kernels.linear import (
     WORDS,
     Word,
@@ -25,7 +23,9 @@ from tripower.backends.picolm.native.kernels.linear import (
     tile_count,
     tile_word,
 )
-from tripower.backends.picolm.native.kernels.packing import Packed
+from tripower.backends.picolm.native.kernels.weights.blocks import TAKE_APART
+from tripower.backends.picolm.native.kernels.weights.formats import BLOCK, FORMATS, FloatFormat
+from tripower.backends.picolm.native.kernels.weights.packing import Packed
 from tripower.backends.picolm.native.target import Target
 
 Bytes: TypeAlias = NDArray[np.uint8]

@@ -10,9 +10,9 @@ import pytest
 from llvmlite import ir
 from numpy.typing import NDArray
 
-from tripower.backends.picolm.native.kernels.embed import emit_embed
-from tripower.backends.picolm.native.kernels.formats import FORMATS
-from tripower.backends.picolm.native.kernels.packing import pack, unpack
+from tripower.backends.picolm.native.kernels.weights.embed import emit_embed
+from tripower.backends.picolm.native.kernels.weights.formats import FORMATS
+from tripower.backends.picolm.native.kernels.weights.packing import pack, unpack
 from tripower.backends.picolm.native.target import Target
 
 Matrix = Callable[..., NDArray[np.uint8]]

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from llvmlite import ir
 from numpy.typing import NDArray
 
-from tripower.backends.picolm.native.kernels.formats import FORMATS
 from tripower.backends.picolm.native.kernels.linear import candidates, emit_linear, tile_word
 from tripower.backends.picolm.native.kernels.linear.tiles import ROWS_PER_TILE_MAX
-from tripower.backends.picolm.native.kernels.packing import Packed, pack, unpack
+from tripower.backends.picolm.native.kernels.weights.formats import FORMATS
+from tripower.backends.picolm.native.kernels.weights.packing import Packed, pack, unpack
 from tripower.backends.picolm.native.target import Target, host_target, narrower_targets, target_machine
 
 Floats = NDArray[np.float32]

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tripower.backends.picolm.native.kernels.formats import FORMATS, Format
-from tripower.backends.picolm.native.kernels.packing import aligned_zeros, pack, pack_in_steps, packed_bytes, unpack
+from tripower.backends.picolm.native.kernels.weights.formats import FORMATS, Format
+from tripower.backends.picolm.native.kernels.weights.packing import aligned_zeros, pack, pack_in_steps, packed_bytes, unpack
 from tripower.backends.picolm.native.target import Target, host_target
 
 Matrix = Callable[..., NDArray[np.uint8]]

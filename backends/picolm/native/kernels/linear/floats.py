@@ -5,10 +5,10 @@ from __future__ import annotations
 from llvmlite import ir
 
 from tripower.backends.picolm.native.emit import F32, I8, I16, I32, I64, PTR, Function, Value, constant, i64, vector
-from tripower.backends.picolm.native.kernels.formats import FloatFormat
 from tripower.backends.picolm.native.kernels.linear.results import Results, ahead_bytes, internal_function, strip_pointers
 from tripower.backends.picolm.native.kernels.linear.words import Word
-from tripower.backends.picolm.native.kernels.strip_reader import half_to_float, prefetch_lines
+from tripower.backends.picolm.native.kernels.weights.formats import FloatFormat
+from tripower.backends.picolm.native.kernels.weights.strip_reader import half_to_float, prefetch_lines
 from tripower.backends.picolm.native.target import Target
 
 UNROLLED = 4

@@ -5,12 +5,12 @@ from __future__ import annotations
 from llvmlite import ir
 
 from tripower.backends.picolm.native.emit import F32, I8, I32, I64, Kernel, Value, i64
-from tripower.backends.picolm.native.kernels.formats import AnyFormat, FloatFormat
 from tripower.backends.picolm.native.kernels.linear.floats import emit_float_rows
 from tripower.backends.picolm.native.kernels.linear.results import emit_finish, smaller, tile_strips
 from tripower.backends.picolm.native.kernels.linear.rows import emit_rows
 from tripower.backends.picolm.native.kernels.linear.tiles import ROWS_PER_TILE_MAX, row_sets
 from tripower.backends.picolm.native.kernels.linear.words import Word
+from tripower.backends.picolm.native.kernels.weights.formats import AnyFormat, FloatFormat
 from tripower.backends.picolm.native.target import Target
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from llvmlite import ir
 
 from tripower.backends.picolm.native.emit import F32, I8, I32, I64, PTR, Function, Value, Variable, constant, i32, i64, vector
-from tripower.backends.picolm.native.kernels.formats import BLOCK, STEP, Format
 from tripower.backends.picolm.native.kernels.linear.dot import dot_pairs
 from tripower.backends.picolm.native.kernels.linear.results import Results, ahead_bytes, internal_function, strip_pointers
 from tripower.backends.picolm.native.kernels.linear.words import Word
-from tripower.backends.picolm.native.kernels.strip_reader import StripReader, over, strip_bytes
+from tripower.backends.picolm.native.kernels.weights.formats import BLOCK, STEP, Format
+from tripower.backends.picolm.native.kernels.weights.strip_reader import StripReader, over, strip_bytes
 from tripower.backends.picolm.native.target import Target
 
 SUM_INPUTS = 16

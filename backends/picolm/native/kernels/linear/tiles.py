@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tripower.backends.picolm.native.kernels.formats import AnyFormat, Format
+from tripower.backends.picolm.native.kernels.weights.formats import AnyFormat, Format
 from tripower.backends.picolm.native.target import Target
 
 ROWS_PER_TILE_MAX = 256

@@ -8,7 +8,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from tripower.backends.picolm.native.emit import F16, F32, I8, I16, I32, PTR, VOID, Function, Value, constant, i32, i64, vector
-from tripower.backends.picolm.native.kernels.formats import BLOCK, STEP, Fine, Format
+from tripower.backends.picolm.native.kernels.weights.formats import BLOCK, STEP, Fine, Format
 from tripower.backends.picolm.native.target import Target
 
 LINE = 64

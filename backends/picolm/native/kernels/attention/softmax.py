@@ -5,8 +5,8 @@ from __future__ import annotations
 from llvmlite import ir
 
 from tripower.backends.picolm.native.emit import F32, I32, I64, PTR, Function, Value, constant, i64, vector
-from tripower.backends.picolm.native.kernels.attention_blocks import LANES, Record
-from tripower.backends.picolm.native.kernels.kv import PAGE_POSITIONS, pieces
+from tripower.backends.picolm.native.kernels.attention.blocks import LANES, Record
+from tripower.backends.picolm.native.kernels.attention.kv import PAGE_POSITIONS, pieces
 from tripower.backends.picolm.native.kernels.mathematics import exp, tanh
 
 LOWEST = -1e30

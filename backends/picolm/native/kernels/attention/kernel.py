@@ -33,9 +33,9 @@ import msgspec
 from llvmlite import ir
 
 from tripower.backends.picolm.native.emit import F32, I8, I32, I64, PTR, Kernel, Value, constant, f32, i64, vector
-from tripower.backends.picolm.native.kernels.attention_blocks import LANES, Blocks, Record, Size
-from tripower.backends.picolm.native.kernels.attention_softmax import LOWEST, build_softmax
-from tripower.backends.picolm.native.kernels.kv import PAGE_POSITIONS, KvElement, PoolAddresses, element_bytes, pieces
+from tripower.backends.picolm.native.kernels.attention.blocks import LANES, Blocks, Record, Size
+from tripower.backends.picolm.native.kernels.attention.kv import PAGE_POSITIONS, KvElement, PoolAddresses, element_bytes, pieces
+from tripower.backends.picolm.native.kernels.attention.softmax import LOWEST, build_softmax
 from tripower.backends.picolm.native.kernels.quantise import BLOCK, Destination
 from tripower.backends.picolm.native.target import Target
 

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tripower.backends.picolm.native.kernels.blocks import TAKE_APART, Bytes, Words
-from tripower.backends.picolm.native.kernels.formats import BLOCK, FORMATS, AnyFormat, Fine, FloatFormat, Format
+from tripower.backends.picolm.native.kernels.weights.blocks import TAKE_APART, Bytes, Words
+from tripower.backends.picolm.native.kernels.weights.formats import BLOCK, FORMATS, AnyFormat, Fine, FloatFormat, Format
 from tripower.backends.picolm.native.target import Target
 
 ALIGNMENT = 64

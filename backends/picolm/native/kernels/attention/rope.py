@@ -26,7 +26,7 @@ from llvmlite import ir
 from numpy.typing import NDArray
 
 from tripower.backends.picolm.native.emit import F32, I32, I64, Function, Kernel, Value, constant, f32, i64, vector
-from tripower.backends.picolm.native.kernels.kv import (
+from tripower.backends.picolm.native.kernels.attention.kv import (
     PAGE_POSITIONS,
     Elements,
     KvElement,

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from llvmlite import ir
 
 from tripower.backends.picolm.native.emit import F32, I8, I64, PTR, VOID, Function, Kernel, Value, i32, i64, vector
-from tripower.backends.picolm.native.kernels.kv import PAGE_POSITIONS, Elements, KvElement, pieces
+from tripower.backends.picolm.native.kernels.attention.kv import PAGE_POSITIONS, Elements, KvElement, pieces
 from tripower.backends.picolm.native.target import Target
 
 Size: TypeAlias = tuple[int, bool]

@@ -7,9 +7,9 @@ import enum
 from llvmlite import ir
 
 from tripower.backends.picolm.native.emit import F32, I8, I32, I64, Kernel, Value, i32, i64
-from tripower.backends.picolm.native.kernels.formats import STEP, AnyFormat, FloatFormat, Format
 from tripower.backends.picolm.native.kernels.linear.floats import float_strip_bytes, float_weights
-from tripower.backends.picolm.native.kernels.strip_reader import StripReader, over, strip_bytes
+from tripower.backends.picolm.native.kernels.weights.formats import STEP, AnyFormat, FloatFormat, Format
+from tripower.backends.picolm.native.kernels.weights.strip_reader import StripReader, over, strip_bytes
 from tripower.backends.picolm.native.target import Target
 
 
