@@ -60,6 +60,7 @@ from tripower.runtime.kernel import (
     Ref,
     TripowerError,
     Unavailable,
+    run_blocking,
 )
 
 log = logging.getLogger("tripower.registry")
@@ -98,7 +99,7 @@ class ModelRegistryActor(Actor[Command]):
         backends: Mapping[str, Backend | DelegateBackend],
         sources: tuple[ModelSource, ...],
         limits: LoadLimits,
-        find_model: FindModel = lambda name: None,
+        find_model: FindModel | None = None,
     ) -> None:
         self._device = device
         self._backends = backends
@@ -112,7 +113,7 @@ class ModelRegistryActor(Actor[Command]):
     async def on_message(self, message: Command) -> Any:
         match message:
             case EnsureLoaded():
-                return self._ensure_loaded(message)
+                return await self._ensure_loaded(message)
             case UnloadModel():
                 return self._begin_unload(message)
             case ListModels():
@@ -155,11 +156,12 @@ class ModelRegistryActor(Actor[Command]):
         engine.close()  # the device has gone for good, and its lane with it: nobody else can use the engine
         return None
 
-    def _entry(self, name: str) -> _Entry:
+    async def _entry(self, name: str) -> _Entry:
+        """What is known of a model. The first time a name is asked for, its file's header is read, on a worker thread."""
         entry = self._entries.get(name)
         if entry is None:
             try:
-                source = self._find_model(name)
+                source = await self._look_for(name)
             except TripowerError:
                 raise
             except Exception as error:  # a store that cannot be read must not cost the loaded models their registry
@@ -170,12 +172,16 @@ class ModelRegistryActor(Actor[Command]):
             entry = self._entries[name] = _Entry(source, int(time.time()))
         return entry
 
+    async def _look_for(self, name: str) -> ModelSource | None:
+        find = self._find_model
+        return None if find is None else await run_blocking(lambda: find(name))
+
     def _not_found(self, name: str) -> NotFound:
         known = ", ".join(sorted(self._entries)) or "none"
         return NotFound(f"there is no model {name[:200]!r}; known: {known}", param="model")
 
-    def _ensure_loaded(self, message: EnsureLoaded) -> Any:
-        entry = self._entry(message.name)
+    async def _ensure_loaded(self, message: EnsureLoaded) -> Any:
+        entry = await self._entry(message.name)
         if entry.state == "loaded" and entry.loaded is not None and entry.queue is not None:
             return ReadyModel(message.name, entry.queue, entry.loaded)
         envelope = self.envelope

@@ -64,7 +64,7 @@ class RuntimePlan:
     backends: Mapping[str, Backend | DelegateBackend]
     sources: tuple[ModelSource, ...] = ()
     limits: LoadLimits
-    find_model: FindModel = lambda name: None
+    find_model: FindModel | None = None
     device: str = "cpu0"
     """The name of the lane, for people: the processor's, or the accelerator's that models are loaded on."""
     open_port: Callable[[], Port] = attrs.Factory(lambda plan: partial(open_port, plan.device), takes_self=True)

@@ -182,7 +182,7 @@ def make_plan(
     sources: Sequence[ModelSource],
     *,
     host: HostLimits | None = None,
-    find_model: FindModel = lambda name: None,
+    find_model: FindModel | None = None,
 ) -> RuntimePlan:
     """The plan for these models.
 

@@ -22,7 +22,16 @@ if TYPE_CHECKING:
 REFRESH_SECONDS = 0.08
 LINE_SECONDS = 5.0
 """Between two lines about the same stage, where there is no terminal."""
-STAGES = {"engine": "starting the engine for", "weights": "loading", "self-test": "testing"}
+LASTS_SECONDS = 0.3
+QUICK_IF_KEPT = ("code", "tiles", "certificate")
+STAGES = {
+    "engine": "starting the engine for",
+    "weights": "loading",
+    "code": "generating code for",
+    "tiles": "choosing tile sizes for",
+    "certificate": "proving exactness of",
+    "self-test": "testing",
+}
 
 
 class Display(Protocol):
@@ -66,6 +75,7 @@ class Lines:
 
     def __init__(self) -> None:
         self._stages: dict[str, str] = {}
+        self._begun: dict[tuple[str, str], float] = {}
         self._told_at = 0.0
 
     def pulling(self, name: str) -> ProgressCallback:
@@ -80,15 +90,23 @@ class Lines:
 
     def loading(self, name: str) -> LoadProgress:
         def show(stage: str, fraction: float) -> None:
-            if fraction < 1:
-                self._tell(
-                    name, stage, "starting the engine" if stage == "engine" else f"{STAGES.get(stage, stage)}, {fraction:.0%}"
-                )
+            words = STAGES.get(stage, stage).removesuffix(" for").removesuffix(" of")
+            if stage in QUICK_IF_KEPT:
+                self._tell_if_it_lasts(name, stage, words)
+            elif fraction < 1:
+                self._tell(name, stage, words if stage == "engine" else f"{words}, {fraction:.0%}")
 
         return show
 
     def close(self) -> None:
         return
+
+    def _tell_if_it_lasts(self, name: str, stage: str, text: str) -> None:
+        """Such a stage is over at once except at a model's first load on a machine."""
+        now = time.monotonic()
+        begun_at = self._begun.setdefault((name, stage), now)
+        if now >= begun_at + LASTS_SECONDS:
+            self._tell(name, stage, f"{text}, once for this model on this machine")
 
     def _tell(self, name: str, stage: str, text: str) -> None:
         now = time.monotonic()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
+from tripower.backends.beside import beside
 from tripower.backends.model_file import ModelFile, make_text_layer, open_model
 from tripower.backends.picolm.accelerated.device import choose_device
 from tripower.backends.picolm.accelerated.load import device_room, estimate_weight_bytes, load_accelerated
@@ -58,8 +59,7 @@ class PicolmBackend:
             with open_model(specification.source) as file:
                 plan = plan_load(file, specification, self._kernels, self._kv_type, self._device)
                 yield None
-                text = make_text_layer(file)
-                yield None
+                text = yield from beside(lambda: make_text_layer(file))  # a large vocabulary takes seconds
                 engine = yield from load_engine(file, plan, specification, progress)
             yield LoadedModel(engine, text)
 
@@ -261,7 +261,10 @@ def _self_test(engine: AnyEngine) -> None:
     try:
         engine.step([StepRow(sequence, 0, (0,), draw=True, sampling=SamplingParameters(temperature=0.0))])
     except TripowerError as error:
-        raise ModelRefused(f"the model failed its self-test: {error.message}", code="self_test_failed") from error
+        raise ModelRefused(
+            f"the model failed its self-test ({error.message}): the file's weights are damaged, pull it again or take another one",
+            code="self_test_failed",
+        ) from error
     engine.close_sequence(sequence)
 
 

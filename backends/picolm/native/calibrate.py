@@ -26,9 +26,9 @@ from tripower.backends.picolm.native.model import NativeModel
 from tripower.backends.picolm.native.target import Target
 from tripower.backends.picolm.native.tiles import Shape, Tile, TileTable, shape_of
 
-RUNS = 5
-LAYERS_MAX = 8
-OUTPUTS_MAX = 4096
+RUNS = 3
+LAYERS_MAX = 4
+OUTPUTS_MAX = 2048
 """Outputs of a layer that are measured at most: a head's thousands of strips are all alike."""
 
 Measured = list[tuple[str, int, int, list[tuple[int, int, int]]]]

@@ -70,8 +70,7 @@ def kept_certificates() -> list[KeptCertificate]:
 def _measure(engine: NativeEngine, subject: Certifiable) -> Generator[None, None, Certificate]:
     probe = _Probe(engine, subject)
     counts = mismatches = 0
-    expected = probe.alone()
-    yield
+    expected = yield from probe.alone()
     for rows in range(1, subject.rows_max + 1):
         found = [probe.beside(rows)]
         if rows <= len(expected):
@@ -101,15 +100,15 @@ class _Probe:
         tokens = [int(token) for token in generator.integers(0, subject.vocabulary_size, size)]
         self._prefix, self._tokens = tokens[: min(PREFIX, size - 1)], tokens[min(PREFIX, size - 1) :]
 
-    def alone(self) -> Logits:
+    def alone(self) -> Generator[None, None, Logits]:
         """Row by row."""
-        engine = self._engine
+        engine, found = self._engine, []
         engine.open_sequence(0)
-        for token in self._prefix:
-            engine.logits(0, [token])
-        found = np.concatenate([engine.logits(0, [token]) for token in self._tokens])
+        for token in [*self._prefix, *self._tokens]:
+            found.append(engine.logits(0, [token]))
+            yield
         engine.close_sequence(0)
-        return found
+        return np.concatenate(found[len(self._prefix) :])
 
     def in_one_piece(self, rows: int) -> Logits:
         """The first `rows` tokens together, the prefix in one piece as well."""

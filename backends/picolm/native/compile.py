@@ -7,10 +7,10 @@ convenience: a folder that cannot be written costs time, nothing else.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -22,6 +22,8 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from tripower.backends.picolm.native.target import Target, target_machine
+
+log = logging.getLogger("tripower.picolm")
 
 CACHE_VARIABLE = "TRIPOWER_KERNEL_CACHE"
 DIGEST_BYTES = 32
@@ -124,6 +126,8 @@ def _path(target: Target, key: Sequence[object]) -> Path | None:
 
 def _read(path: Path) -> bytes | None:
     try:
+        if not path.is_file():  # whatever else has that name must not be opened: a pipe would never end
+            return None
         content = path.read_bytes()
     except OSError:
         return None
@@ -132,13 +136,22 @@ def _read(path: Path) -> bytes | None:
 
 
 def _write(path: Path, code: bytes) -> None:
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(hashlib.sha256(code).digest() + code)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+    try:
+        write_whole(path, hashlib.sha256(code).digest() + code)
+    except OSError as error:
+        log.warning(
+            "compiled code cannot be kept in %s (%s): every load will compile again; set %s", path.parent, error, CACHE_VARIABLE
+        )
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that nobody ever sees a part of it. Raises `OSError`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

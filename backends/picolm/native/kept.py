@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-import tempfile
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from tripower.backends.picolm.native.compile import DIGEST_BYTES, kernel_cache, sources_digest
+from tripower.backends.picolm.native.compile import DIGEST_BYTES, kernel_cache, sources_digest, write_whole
 
 T = TypeVar("T")
 
@@ -40,16 +38,7 @@ def write_kept(name: str, value: Any) -> None:
     """Keep a value. A folder that cannot be written is no error."""
     content = msgspec.json.encode(value)
     with contextlib.suppress(OSError, RuntimeError):
-        folder = kernel_cache()
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=folder)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(hashlib.sha256(content).digest() + content)
-            os.replace(temporary, folder / _file_name(name))
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        write_whole(kernel_cache() / _file_name(name), hashlib.sha256(content).digest() + content)
 
 
 def _file_name(name: str) -> str:
@@ -58,6 +47,8 @@ def _file_name(name: str) -> str:
 
 def _decode(path: Path, kind: type[T]) -> T | None:
     try:
+        if not path.is_file():
+            return None
         content = path.read_bytes()
         digest, value = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
         return msgspec.json.decode(value, type=kind) if hashlib.sha256(value).digest() == digest else None

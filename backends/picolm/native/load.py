@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from typing import TypeVar
 
 from msgspec import convert
 
+from tripower.backends.beside import beside
 from tripower.backends.model_file import ModelFile
 from tripower.backends.picolm.decoder import Decoder
 from tripower.backends.picolm.native.calibrate import calibrate
 from tripower.backends.picolm.native.certificate import Certifiable, certify
 from tripower.backends.picolm.native.engine import NativeEngine
+from tripower.backends.picolm.native.kernel_set import KernelSet
 from tripower.backends.picolm.native.kernels.attention.kv import KvElement
+from tripower.backends.picolm.native.linear_code import linear_code
 from tripower.backends.picolm.native.model import NativeModel, read_native_model
 from tripower.backends.picolm.native.program import Program
 from tripower.backends.picolm.native.target import Target, host_target
@@ -21,6 +25,9 @@ from tripower.runtime.engine import EngineInfo, LoadSpecification
 
 ROWS_MAX = 2048
 """Rows of a step at most, beyond which more of them make nothing faster; the number of tiles of a stage is bounded as well."""
+
+
+T = TypeVar("T")
 
 
 def load_native(
@@ -38,28 +45,54 @@ def load_native(
     if file.changed():
         raise source_changed(file)
     identity = (str(file.path.name), model.parameters, model.nbytes)
-    progress("tiles", 0.0)
-    tiles = yield from calibrate(model, target)
-    progress("code", 0.0)
-    engine = _make_engine(model, tiles, target, context, specification, element)
+    yield from telling(progress, "code", beside(lambda: _linear_codes(model, target)))
+    tiles = yield from telling(progress, "tiles", calibrate(model, target))
+    kernels = yield from telling(progress, "code", beside(lambda: KernelSet(model, tiles, target, element)))
+    engine = _make_engine(model, tiles, kernels, target, context, specification, element)
     try:
         yield
-        progress("certificate", 0.0)
-        yield from _certify(engine, identity, target, context, specification)
+        yield from telling(progress, "certificate", _certify(engine, identity, target, context, specification))
     except BaseException:
         engine.close()
         raise
     return engine
 
 
+def telling(progress: Callable[[str, float], None], stage: str, work: Generator[None, None, T]) -> Generator[None, None, T]:
+    """Say at each boundary of `work` that this stage lasts."""
+    while True:
+        progress(stage, 0.0)
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        try:
+            yield
+        except GeneratorExit:
+            work.close()
+            raise
+
+
+def _linear_codes(model: NativeModel, target: Target) -> None:
+    for name in sorted(model.formats()):
+        linear_code(name, target)
+
+
 def _make_engine(
-    model: NativeModel, tiles: TileTable, target: Target, context: int, specification: LoadSpecification, element: KvElement
+    model: NativeModel,
+    tiles: TileTable,
+    kernels: KernelSet,
+    target: Target,
+    context: int,
+    specification: LoadSpecification,
+    element: KvElement,
 ) -> NativeEngine:
     threads = max(specification.threads, 1)
     program = Program(
         model,
         tiles,
-        target,
+        kernels,
         context_max=context,
         sequences_max=specification.sequences_max,
         slots_max=specification.sequences_max,

@@ -20,7 +20,6 @@ from tripower.backends.picolm.native.layout import Places, RopeTable, StepLayout
 from tripower.backends.picolm.native.memory import address, zeros
 from tripower.backends.picolm.native.model import NativeModel
 from tripower.backends.picolm.native.slots import Slots
-from tripower.backends.picolm.native.target import Target
 from tripower.backends.picolm.native.tiles import TileTable
 from tripower.backends.picolm.native.workers import Workers
 from tripower.runtime.engine import StepTable
@@ -36,7 +35,7 @@ class Program:
         self,
         model: NativeModel,
         tiles: TileTable,
-        target: Target,
+        kernels: KernelSet,
         *,
         context_max: int,
         sequences_max: int,
@@ -58,7 +57,6 @@ class Program:
         self.logits = zeros((self.drawn_max, decoder.vocabulary_size), np.float32)
         self._ropes = [RopeTable(context_max, rope.dimensions // 2) for rope in decoder.ropes]
         self._positions_ready = 0
-        kernels = KernelSet(model, tiles, target, element)
         self.key = (*kernels.key, tuple(sorted(tiles.items())))
         self._workers = Workers(kernels, threads=threads)
         self._words = zeros(len(WORDS), np.int64)

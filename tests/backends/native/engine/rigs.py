@@ -15,6 +15,7 @@ from tripower.backends.gguf.reader import open_gguf
 from tripower.backends.picolm.backend import plan_load
 from tripower.backends.picolm.native.boundary import CLASS_MAX, WORDS
 from tripower.backends.picolm.native.engine import NativeEngine
+from tripower.backends.picolm.native.kernel_set import KernelSet
 from tripower.backends.picolm.native.kernels.attention.kv import KvElement
 from tripower.backends.picolm.native.linear_code import tiles_worth_measuring
 from tripower.backends.picolm.native.model import NativeModel, read_native_model
@@ -48,10 +49,11 @@ def build_engine(
     with open_gguf(path) as file:
         plan = plan_load(file, specification_for(path, context=context, sequences_max=sequences_max))
         model = run_to_end(read_native_model(file, plan.decoder, plan.wanted, target, lambda done: None))
+    tiles = choose_tiles(model, target, tiles_seed)
     program = Program(
         model,
-        choose_tiles(model, target, tiles_seed),
-        target,
+        tiles,
+        KernelSet(model, tiles, target, element),
         context_max=context,
         sequences_max=sequences_max,
         slots_max=slots_max,
