@@ -19,16 +19,8 @@ import attrs
 import trio
 
 from tripower.actors.dialogue import Failed, GenerationEvent, GenerationFinished, GenerationStarted, Timings, TokenChunk, Usage
-from tripower.actors.model_queue import (
-    RETRY_AFTER_MAX,
-    DrainQueue,
-    Enqueued,
-    Leave,
-    QueueDrained,
-    QueueLimits,
-    QueueStatistics,
-    unloading,
-)
+from tripower.actors.model_queue import RETRY_AFTER_MAX
+from tripower.actors.queueing import DrainQueue, Enqueued, Leave, QueueDrained, QueueLimits, QueueStatistics, unloading
 from tripower.backends.text.stream import StopMatcher
 from tripower.runtime.admission import Gate
 from tripower.runtime.batching import BatchStatistics

@@ -16,14 +16,8 @@ import attrs
 import trio
 
 from tripower.actors.device import EncodeRows, EncodingOrder
-from tripower.actors.model_queue import (
-    RETRY_AFTER_MAX,
-    DrainQueue,
-    QueueDrained,
-    QueueLimits,
-    QueueStatistics,
-    unloading,
-)
+from tripower.actors.model_queue import RETRY_AFTER_MAX
+from tripower.actors.queueing import DrainQueue, QueueDrained, QueueLimits, QueueStatistics, unloading
 from tripower.runtime.admission import Gate
 from tripower.runtime.batching import BatchStatistics
 from tripower.runtime.engine.encoder import LoadedEncoder, Vectors

@@ -15,9 +15,9 @@ from typing import Any, Self
 import trio
 
 from tripower.actors.dialogue import AnswerEvent, Failed, GenerationEvent, GenerationFinished, GenerationRequest
-from tripower.actors.model_queue import Leave
 from tripower.actors.models import ReadyModel
 from tripower.actors.preparation import check_request, prepare
+from tripower.actors.queueing import Leave
 from tripower.runtime.kernel import DeadlineExceeded, Outlet, Ref
 
 FindReady = Callable[[str, float], Awaitable[ReadyModel]]

@@ -16,31 +16,38 @@ from collections.abc import Iterator
 from typing import Any, assert_never
 
 import attrs
-import msgspec
 import trio
 
 from tripower.actors.device import RunSteps, StepOrder, StepsCommitted, StepsDone
 from tripower.actors.dialogue import Failed, GenerationEvent, GenerationFinished, GenerationStarted, Timings, TokenChunk, Usage
+from tripower.actors.queueing import (
+    CloseStates,
+    DrainQueue,
+    Enqueued,
+    Generate,
+    Leave,
+    QueueDrained,
+    QueueLimits,
+    QueueStatistics,
+    unloading,
+)
 from tripower.backends.text.stream import TextStream
-from tripower.runtime.admission import Gate, GateStatistics
-from tripower.runtime.batching import Batch, BatchStatistics, Member
-from tripower.runtime.engine import LoadedModel, SamplingParameters, StepTable
+from tripower.runtime.admission import Gate
+from tripower.runtime.batching import Batch, Member
+from tripower.runtime.engine import LoadedModel, StepTable
 from tripower.runtime.engine.step_table import INVALID_LOGITS
 from tripower.runtime.kernel import (
     LATER,
     Actor,
     ActorGone,
-    Ask,
     DeadlineExceeded,
     DeviceFailed,
     Envelope,
     InvalidRequest,
-    Message,
     Outlet,
     Overloaded,
     Ref,
     TripowerError,
-    Unavailable,
 )
 
 log = logging.getLogger("tripower.queue")
@@ -52,82 +59,7 @@ CLOSE_AFTER_SECONDS = 0.2
 """States of members that left are closed with the next job; this much later where no job follows, so that short requests one after
 the other cost one job each."""
 
-
-class Generate(Ask["Enqueued"], frozen=True):
-    """Generate from these tokens. The envelope carries the `Outlet` of `outlet_room(max_tokens)` items that the events go to."""
-
-    prompt: tuple[int, ...]
-    max_tokens: int
-    sampling: SamplingParameters
-    stop: tuple[str, ...] = ()
-    ignore_eos: bool = False
-
-
-class Enqueued(Message, frozen=True):
-    """The request has a seat or a waiting place. Whoever gets this must send `Leave` when it goes before the end."""
-
-    ticket: int
-
-
-class Leave(Message, frozen=True):
-    """Whoever asked wants nothing more; unknown tickets are ignored. `expired`: because its deadline passed."""
-
-    ticket: int
-    expired: bool = False
-
-
-class DrainQueue(Ask["QueueDrained"], frozen=True):
-    """Take no more requests. Answered when nobody is left; a queue that ends first answers nothing."""
-
-
-class QueueDrained(Message, frozen=True):
-    """Nobody waits or runs, and no step does. The queue takes no more."""
-
-
-class CloseStates(Message, frozen=True):
-    """From the queue to itself: the batch has been empty for a moment, so free what the device still holds of it."""
-
-
 Command = Generate | Leave | StepsCommitted | StepsDone | DrainQueue | CloseStates
-
-
-def outlet_room(max_tokens: int) -> int:
-    """Events that one generation can have at most: the start, a chunk for each token, the end."""
-    return max_tokens + 2
-
-
-def unloading(model: str) -> Unavailable:
-    """What somebody hears who found the queue just before it closed."""
-    return Unavailable(f"{model} is being unloaded; the next request loads it again", code="model_unloading", retry_after=1.0)
-
-
-@attrs.frozen(kw_only=True)
-class QueueLimits:
-    """Seats in the batch, waiting places, inner steps of one job, rows of one step; prompt rows while others stream (0: no limit)."""
-
-    members_max: int
-    waiting_max: int
-    steps_per_job: int
-    rows_max: int
-    mixed_rows: int = 0
-
-
-class QueueStatistics(msgspec.Struct, frozen=True):
-    """`arrivals` = `completed` + `refused` + `cancelled` + `expired` + `failed` + `live`."""
-
-    model: str
-    arrivals: int
-    completed: int
-    refused: int
-    cancelled: int
-    expired: int
-    failed: int
-    live: int
-    prompt_tokens: int
-    generated_tokens: int
-    step_running: bool
-    gate: GateStatistics
-    batch: BatchStatistics
 
 
 @attrs.define(eq=False)

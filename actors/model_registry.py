@@ -22,7 +22,7 @@ import trio
 from tripower.actors.delegate_queue import DelegateQueueActor
 from tripower.actors.device import LoadEngine, LoadOrder, UnloadEngine
 from tripower.actors.embedding_queue import EmbeddingQueueActor
-from tripower.actors.model_queue import DrainQueue, ModelQueueActor
+from tripower.actors.model_queue import ModelQueueActor
 from tripower.actors.models import (
     EngineReport,
     EnsureLoaded,
@@ -39,6 +39,7 @@ from tripower.actors.models import (
     UnloadEnded,
     UnloadModel,
 )
+from tripower.actors.queueing import DrainQueue
 from tripower.runtime.engine import (
     Backend,
     DelegateBackend,

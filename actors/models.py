@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import msgspec
 
-from tripower.actors.model_queue import QueueLimits
+from tripower.actors.queueing import QueueLimits
 from tripower.runtime.engine import (
     Certificate,
     EngineInfo,

@@ -15,8 +15,8 @@ import trio
 
 from tripower.actors.delegate_queue import OUTLET_ROOM, GenerateText
 from tripower.actors.dialogue import GenerationRequest, SamplingChoices
-from tripower.actors.model_queue import Generate, outlet_room
 from tripower.actors.models import ReadyModel
+from tripower.actors.queueing import Generate, outlet_room
 from tripower.backends.sampling import check_sampling
 from tripower.runtime.engine import (
     ChatMessage,

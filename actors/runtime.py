@@ -19,7 +19,6 @@ from tripower.actors.device import DeviceActor, DeviceStatistics
 from tripower.actors.dialogue import GenerationRequest
 from tripower.actors.embedding import EmbeddingRequest, Embeddings, embed
 from tripower.actors.generation import Generation
-from tripower.actors.model_queue import QueueLimits, QueueStatistics
 from tripower.actors.model_registry import ModelRegistryActor
 from tripower.actors.models import (
     EngineReport,
@@ -33,6 +32,7 @@ from tripower.actors.models import (
     RegistryStatistics,
     UnloadModel,
 )
+from tripower.actors.queueing import QueueLimits, QueueStatistics
 from tripower.actors.system import ROOT_SUPERVISION, LocateParts, Parts, SystemActor
 from tripower.runtime.engine import Backend, DelegateBackend, Progress
 from tripower.runtime.kernel import (

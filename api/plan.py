@@ -14,8 +14,8 @@ from pathlib import Path
 import attrs
 import msgspec
 
-from tripower.actors.model_queue import QueueLimits
 from tripower.actors.models import FindModel, LoadLimits, ModelSource
+from tripower.actors.queueing import QueueLimits
 from tripower.actors.runtime import RuntimePlan
 from tripower.api.engines import (
     AUTO,

@@ -13,7 +13,17 @@ from typing import Any
 
 import msgspec
 
-from tripower.actors import delegate_queue, device, dialogue, embedding_queue, model_queue, model_registry, models, system
+from tripower.actors import (
+    delegate_queue,
+    device,
+    dialogue,
+    embedding_queue,
+    model_queue,
+    model_registry,
+    models,
+    queueing,
+    system,
+)
 from tripower.runtime.kernel import Actor, Ask, Message
 from tripower.runtime.kernel.messages import Stop
 
@@ -28,7 +38,7 @@ MODULES = [
     importlib.import_module("tripower.api.http.actor"),
 ]
 
-MESSAGES_OF = {model_registry: models}
+MESSAGES_OF = {model_registry: models, model_queue: queueing}
 """Where an actor's messages are, if not in its own module."""
 
 HEAD = """# Messages

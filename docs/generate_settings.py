@@ -22,7 +22,7 @@ They are checked once, all together, before anything is opened; every violation 
 """
 
 TAIL = """
-Not settings, but read: `TRIPOWER_HOME` (the store's place), `TRIPOWER_CONFIG`, `TRIPOWER_LOG` (`debug`, `info`, `warning`, `error`), `TRIPOWER_URL` (the server that `ps` asks), `TRIPOWER_HUB_TOKEN` (for `hf:` pulls), `TRIPOWER_UPSTREAM_KEY` and `TRIPOWER_UPSTREAM_KEY_<NAME>` (keys of remote servers, see [backends.md](backends.md)).
+Not settings, but read: `TRIPOWER_HOME` (the store's place), `TRIPOWER_CONFIG`, `TRIPOWER_LOG` (`debug`, `info`, `warning`, `error`), `TRIPOWER_URL` (the server that `ps` asks), `TRIPOWER_HUB_TOKEN` (for `hf:` pulls), `TRIPOWER_KERNEL_CACHE` (where compiled kernels are kept, `kernels` in the home otherwise), `TRIPOWER_UPSTREAM_KEY` and `TRIPOWER_UPSTREAM_KEY_<NAME>` (keys of remote servers, see [backends.md](backends.md)).
 """
 
 

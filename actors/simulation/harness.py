@@ -18,8 +18,9 @@ import trio
 from trio.testing import MockClock
 
 from tripower.actors.dialogue import Failed, GenerationFinished, GenerationRequest, SamplingChoices, TokenChunk
-from tripower.actors.model_queue import ModelQueueActor, QueueLimits
+from tripower.actors.model_queue import ModelQueueActor
 from tripower.actors.models import LoadLimits, ModelSource
+from tripower.actors.queueing import QueueLimits
 from tripower.actors.runtime import Runtime, RuntimePlan, open_actors
 from tripower.actors.simulation.faults import FaultyBackend, Pace, Saboteur
 from tripower.actors.simulation.invariants import check_answer, check_quiet

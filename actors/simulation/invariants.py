@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tripower.actors.device import DeviceStatistics
-from tripower.actors.model_queue import QueueStatistics
+from tripower.actors.queueing import QueueStatistics
 from tripower.actors.simulation.scenario import Caller
 from tripower.backends.toy import ToyEngine
 from tripower.backends.toy.engine import END, absorb, draw, draw_key

@@ -16,8 +16,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from tripower.actors.device import DeviceStatistics
-from tripower.actors.model_queue import QueueStatistics
 from tripower.actors.models import RegistryStatistics
+from tripower.actors.queueing import QueueStatistics
 from tripower.api.http.figures import ApiStatistics, HistogramSnapshot
 from tripower.runtime.kernel import ActorStatistics
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from tripower.actors.embedding import EmbeddingRequest
-from tripower.actors.model_queue import QueueStatistics
 from tripower.actors.models import ModelSource
+from tripower.actors.queueing import QueueStatistics
 from tripower.actors.runtime import Runtime, RuntimePlan, open_actors, toy_plan
 from tripower.backends.toy import ToyBackend
 from tripower.runtime.engine import EngineInfo, LoadSpecification, Progress

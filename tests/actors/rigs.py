@@ -14,7 +14,7 @@ import trio.testing
 from tripower.actors.device import DeviceStatistics, RunSteps, StepOrder, StepsCommitted, StepsDone
 from tripower.actors.dialogue import Failed, GenerationFinished, GenerationRequest, SamplingChoices, TokenChunk
 from tripower.actors.generation import Generation
-from tripower.actors.model_queue import QueueStatistics
+from tripower.actors.queueing import QueueStatistics
 from tripower.actors.runtime import Runtime, open_actors, toy_plan
 from tripower.backends.toy import ToyEngine, ToyText
 from tripower.backends.toy.engine import absorb, draw

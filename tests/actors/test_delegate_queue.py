@@ -11,7 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.actors.delegates import ScriptedDelegate, ask, open_scripted, text
 from tests.actors.rigs import Listener, Saboteur, figures
 from tripower.actors.dialogue import SamplingChoices
-from tripower.actors.model_queue import QueueStatistics
+from tripower.actors.queueing import QueueStatistics
 from tripower.actors.runtime import Runtime
 from tripower.backends.proxy.errors import UpstreamOverloaded, UpstreamTruncated
 from tripower.runtime.engine import ChatMessage, DelegatePiece

@@ -23,7 +23,8 @@ from tests.actors.rigs import (
 )
 from tripower.actors.device import RunSteps, StepOrder, StepsCommitted, StepsDone
 from tripower.actors.dialogue import Failed, GenerationEvent, GenerationFinished, GenerationStarted, SamplingChoices
-from tripower.actors.model_queue import Generate, Leave, ModelQueueActor, QueueLimits, outlet_room
+from tripower.actors.model_queue import ModelQueueActor
+from tripower.actors.queueing import Generate, Leave, QueueLimits, outlet_room
 from tripower.actors.runtime import Runtime
 from tripower.backends.toy import ToyEngine, ToyText
 from tripower.backends.toy.engine import END, absorb, draw

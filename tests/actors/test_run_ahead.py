@@ -17,8 +17,8 @@ from tests.actors.rigs import Listener, queue_figures, request
 from tests.backends.conftest import specification_for, write_tiny
 from tripower.actors.dialogue import TokenChunk
 from tripower.actors.generation import Generation
-from tripower.actors.model_queue import QueueLimits
 from tripower.actors.models import LoadLimits, ModelSource
+from tripower.actors.queueing import QueueLimits
 from tripower.actors.runtime import Runtime, open_actors, toy_plan
 from tripower.backends.gguf.reader import open_gguf
 from tripower.backends.picolm.backend import load_engine, plan_load

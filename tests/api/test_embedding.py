@@ -20,7 +20,7 @@ import trio
 
 import tripower
 from tripower import EmbeddedRuntime, GenerationFinished, GenerationStarted, TokenChunk, open_runtime
-from tripower.actors.model_queue import QueueStatistics
+from tripower.actors.queueing import QueueStatistics
 from tripower.api.embedding import make_request
 from tripower.runtime.store import Store
 

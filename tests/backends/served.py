@@ -19,7 +19,7 @@ import trio
 from tests.api.serving import configured
 from tripower.actors.dialogue import GenerationFinished
 from tripower.actors.generation import Generation
-from tripower.actors.model_queue import QueueStatistics
+from tripower.actors.queueing import QueueStatistics
 from tripower.actors.runtime import open_actors, toy_plan
 from tripower.api.embedding import EmbeddedRuntime, open_runtime
 from tripower.api.http import bind, start_api

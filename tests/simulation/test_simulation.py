@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tripower.actors.model_queue import Leave, ModelQueueActor
+from tripower.actors.model_queue import ModelQueueActor
+from tripower.actors.queueing import Leave
 from tripower.actors.simulation.harness import ENDS, simulate
 from tripower.actors.simulation.runner import repeat_command, run_parallel
 from tripower.actors.simulation.scenario import draw_scenario

@@ -1,0 +1,89 @@
+"""What is said to and by a queue of one model: requests, tickets, limits and figures, whichever engine is behind it."""
+
+from __future__ import annotations
+
+import attrs
+import msgspec
+
+from tripower.runtime.admission import GateStatistics
+from tripower.runtime.batching import BatchStatistics
+from tripower.runtime.engine import SamplingParameters
+from tripower.runtime.kernel import (
+    Ask,
+    Message,
+    Unavailable,
+)
+
+
+class Generate(Ask["Enqueued"], frozen=True):
+    """Generate from these tokens. The envelope carries the `Outlet` of `outlet_room(max_tokens)` items that the events go to."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    sampling: SamplingParameters
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+class Enqueued(Message, frozen=True):
+    """The request has a seat or a waiting place. Whoever gets this must send `Leave` when it goes before the end."""
+
+    ticket: int
+
+
+class Leave(Message, frozen=True):
+    """Whoever asked wants nothing more; unknown tickets are ignored. `expired`: because its deadline passed."""
+
+    ticket: int
+    expired: bool = False
+
+
+class DrainQueue(Ask["QueueDrained"], frozen=True):
+    """Take no more requests. Answered when nobody is left; a queue that ends first answers nothing."""
+
+
+class QueueDrained(Message, frozen=True):
+    """Nobody waits or runs, and no step does. The queue takes no more."""
+
+
+class CloseStates(Message, frozen=True):
+    """From the queue to itself: the batch has been empty for a moment, so free what the device still holds of it."""
+
+
+def outlet_room(max_tokens: int) -> int:
+    """Events that one generation can have at most: the start, a chunk for each token, the end."""
+    return max_tokens + 2
+
+
+def unloading(model: str) -> Unavailable:
+    """What somebody hears who found the queue just before it closed."""
+    return Unavailable(f"{model} is being unloaded; the next request loads it again", code="model_unloading", retry_after=1.0)
+
+
+@attrs.frozen(kw_only=True)
+class QueueLimits:
+    """Seats in the batch, waiting places, inner steps of one job, rows of one step; prompt rows while others stream (0: no limit)."""
+
+    members_max: int
+    waiting_max: int
+    steps_per_job: int
+    rows_max: int
+    mixed_rows: int = 0
+
+
+class QueueStatistics(msgspec.Struct, frozen=True):
+    """`arrivals` = `completed` + `refused` + `cancelled` + `expired` + `failed` + `live`."""
+
+    model: str
+    arrivals: int
+    completed: int
+    refused: int
+    cancelled: int
+    expired: int
+    failed: int
+    live: int
+    prompt_tokens: int
+    generated_tokens: int
+    step_running: bool
+    gate: GateStatistics
+    batch: BatchStatistics
