@@ -39,7 +39,7 @@ def engines(configuration: Configuration, store: Store) -> Iterator[EngineFindin
             )
         else:
             yield EngineFinding(name, "not here", problem.message, missing=True)
-    yield from _certificates()
+    yield from _certificates({manifest.name for manifest in store.list()})
     keys = sorted(variable for variable in os.environ if variable.startswith(KEY_PREFIX))
     yield EngineFinding("proxy", "here", f"asks other servers; keys in {', '.join(keys) if keys else 'no variable'}")
     yield EngineFinding("engine.backend", configuration.engine.backend, configuration.source("engine.backend"))
@@ -57,7 +57,7 @@ def _models(configuration: Configuration, store: Store) -> Iterator[EngineFindin
             yield EngineFinding(manifest.name, source.backend, source.reason)
 
 
-def _certificates() -> Iterator[EngineFinding]:
+def _certificates(names: set[str]) -> Iterator[EngineFinding]:
     """What was measured of picolm's exactness on this machine; a model that was never loaded here has nothing yet."""
     try:
         from tripower.backends.picolm.native.certificate import kept_certificates
@@ -68,13 +68,16 @@ def _certificates() -> Iterator[EngineFinding]:
     yield EngineFinding(
         "picolm kernels", host_target().name, "code is generated for this width; torch where a model does not allow it"
     )
-    for kept in kept_certificates():
+    widest = {
+        kept.model: kept
+        for kept in sorted(kept_certificates(), key=lambda kept: (kept.certificate.row_counts, kept.threads))
+        if kept.model in names
+    }
+    for name, kept in sorted(widest.items()):
         found = kept.certificate
-        value = "exact" if not found.mismatches else "numeric"
         yield EngineFinding(
-            f"certificate {kept.model}",
-            value,
-            f"{found.mismatches} of the logits of 1 to {found.row_counts} rows in a step differed from those of a row alone "
-            f"({kept.threads} threads, {kept.target})",
+            f"certificate {name}",
+            "numeric" if found.mismatches else "exact",
+            f"{found.mismatches} rows differed from a row alone among steps of 1 to {found.row_counts} rows, {kept.threads} threads",
             missing=bool(found.mismatches),
         )

@@ -86,4 +86,4 @@ def _read_array(cursor: Cursor, key: str, strings_max: int) -> MetadataValue:
 
 def _read_strings(cursor: Cursor, key: str, strings_max: int) -> tuple[str, ...]:
     length = cursor.count(key, strings_max, STRING_BYTES_MIN)
-    return tuple(cursor.string(key) for _ in range(length))
+    return tuple(cursor.strings(key, length))

@@ -59,8 +59,11 @@ class PicolmBackend:
             with open_model(specification.source) as file:
                 plan = plan_load(file, specification, self._kernels, self._kv_type, self._device)
                 yield None
-                text = yield from beside(lambda: make_text_layer(file))  # a large vocabulary takes seconds
-                engine = yield from load_engine(file, plan, specification, progress)
+                text, engine = yield from beside(  # a large vocabulary takes seconds
+                    lambda: make_text_layer(file),
+                    load_engine(file, plan, specification, progress),
+                    discard=lambda engine: engine.close(),
+                )
             yield LoadedModel(engine, text)
 
 

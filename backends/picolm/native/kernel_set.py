@@ -23,7 +23,6 @@ from tripower.backends.picolm.native.kernels.sampler.draw import build_draw, dra
 from tripower.backends.picolm.native.kernels.softcap import build_softcap
 from tripower.backends.picolm.native.kernels.weights.packing import Packed
 from tripower.backends.picolm.native.linear_code import EXPERT_TILE, expert_code, linear_code, linear_name
-from tripower.backends.picolm.native.model import NativeModel
 from tripower.backends.picolm.native.target import Target
 from tripower.backends.picolm.native.tiles import Tile, TileTable
 
@@ -39,8 +38,8 @@ def heads_per_tile(shape: AttentionShape) -> int:
 class KernelSet:
     """A model's kernels, compiled; and what they are called."""
 
-    def __init__(self, model: NativeModel, tiles: TileTable, target: Target, element: KvElement) -> None:
-        decoder = self._decoder = model.decoder
+    def __init__(self, decoder: Decoder, tiles: TileTable, target: Target, element: KvElement) -> None:
+        self._decoder = decoder
         self._target, self._element = target, element
         self.attention_shape = AttentionShape(
             heads=decoder.heads,

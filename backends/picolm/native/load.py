@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TypeVar
 
 from msgspec import convert
@@ -41,13 +41,17 @@ def load_native(
 ) -> Generator[None, None, NativeEngine]:
     """Yield at boundaries and return the engine. Raises `ModelRefused`; a failure frees everything."""
     target, element = host_target(), convert(kv_type, KvElement)
-    model = yield from read_native_model(file, decoder, wanted, target, lambda done: progress("weights", done))
+    names = {file.tensors[item.name].type_name for item in wanted if len(item.shape) > 1 and item.name in file.tensors}
+    _, model = yield from beside(
+        lambda: _compile(decoder, names, target, element),
+        read_native_model(file, decoder, wanted, target, lambda done: progress("weights", done)),
+        on_wait=lambda: progress("code", 0.0),
+    )
     if file.changed():
         raise source_changed(file)
     identity = (str(file.path.name), model.parameters, model.nbytes)
-    yield from telling(progress, "code", beside(lambda: _linear_codes(model, target)))
     tiles = yield from telling(progress, "tiles", calibrate(model, target))
-    kernels = yield from telling(progress, "code", beside(lambda: KernelSet(model, tiles, target, element)))
+    kernels = KernelSet(decoder, tiles, target, element)
     engine = _make_engine(model, tiles, kernels, target, context, specification, element)
     try:
         yield
@@ -74,9 +78,11 @@ def telling(progress: Callable[[str, float], None], stage: str, work: Generator[
             raise
 
 
-def _linear_codes(model: NativeModel, target: Target) -> None:
-    for name in sorted(model.formats()):
+def _compile(decoder: Decoder, names: Iterable[str], target: Target, element: KvElement) -> None:
+    """Make all code that the model needs, so that it is there when it is asked for."""
+    for name in sorted(names):
         linear_code(name, target)
+    KernelSet(decoder, {}, target, element)
 
 
 def _make_engine(

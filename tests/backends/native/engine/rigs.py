@@ -53,7 +53,7 @@ def build_engine(
     program = Program(
         model,
         tiles,
-        KernelSet(model, tiles, target, element),
+        KernelSet(model.decoder, tiles, target, element),
         context_max=context,
         sequences_max=sequences_max,
         slots_max=slots_max,
