@@ -106,6 +106,7 @@ def defaults(host: HostLimits, configuration: Configuration) -> Iterator[Finding
     yield Finding("defaults", "batch members", str(chosen.batch_members.value), chosen.batch_members.reason)
     yield Finding("defaults", "waiting", str(chosen.waiting.value), chosen.waiting.reason)
     yield Finding("defaults", "prefill rows", str(chosen.prefill_rows.value), chosen.prefill_rows.reason)
+    yield Finding("defaults", "mixed rows", str(chosen.mixed_rows.value), chosen.mixed_rows.reason)
     yield Finding("defaults", "state memory", size(chosen.state_bytes.value), chosen.state_bytes.reason)
     yield Finding("defaults", "context", "the model's own", "or as much as the state memory holds for every member")
     yield Finding("defaults", "drain timeout", f"{chosen.drain_timeout_s.value:g} s", chosen.drain_timeout_s.reason)
