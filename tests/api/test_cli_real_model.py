@@ -21,7 +21,7 @@ SINGLE_THREAD = ("--set", "engine.threads=1")
 def address(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with serving(tmp_path_factory.mktemp("home"), f"smollm2={smollm2_path}", *SINGLE_THREAD) as (_, url, text):
         assert "135 M parameters" in text
-        assert "engine    picolm, 1 thread\n" in text
+        assert "engine    picolm, 1 thread (our own engine knows this model)\n" in text
         yield url
 
 
