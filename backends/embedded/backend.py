@@ -6,7 +6,7 @@ Small files first, then the tokenizer, the headers and shapes of the weights, an
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from tripower.backends.embedded.engine import EmbeddedEngine
 from tripower.backends.embedded.shape import folder_of, read_shape
 from tripower.backends.embedded.tokenizer import read_tokenizer
 from tripower.backends.embedded.weights import FLOAT_BYTES, elements, find_weights, read_weights
+from tripower.backends.refusing import refusing
 from tripower.backends.safetensors.shards import open_shards
 from tripower.runtime.engine import LoadSpecification, Progress
 from tripower.runtime.engine.encoder import LoadedEncoder
@@ -32,7 +33,7 @@ class EmbeddedBackend:
 
         The rows' limit is the model's own: `specification.context` is about conversations.
         """
-        with _refusing(specification.name), ExitStack() as opened:
+        with refusing(specification.name), ExitStack() as opened:
             folder = folder_of(specification.source)
             shape = read_shape(folder)
             text = read_tokenizer(folder, shape.vocabulary)
@@ -59,16 +60,3 @@ def _self_test(engine: EmbeddedEngine) -> None:
             pass
     except TripowerError as error:
         raise ModelRefused(f"the model failed its self-test: {error.message}", code="self_test_failed") from error
-
-
-@contextmanager
-def _refusing(name: str) -> Iterator[None]:
-    """Maps whatever is not ours to `ModelRefused`: for the caller every failure to load has one kind."""
-    try:
-        yield
-    except TripowerError:
-        raise
-    except MemoryError as error:
-        raise ModelRefused(f"there is not enough memory to load {name}", code="out_of_memory") from error
-    except Exception as error:
-        raise ModelRefused(f"{name} could not be loaded: {error}") from error

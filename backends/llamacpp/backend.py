@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tripower.backends.refusing import refusing
 from tripower.runtime.engine import LoadedModel, LoadSpecification, Progress
 from tripower.runtime.kernel.errors import InvalidConfiguration, ModelRefused, TripowerError
 
@@ -44,7 +44,7 @@ class LlamacppBackend:
 
         Blocks for a few milliseconds between boundaries, but for as long as llama.cpp takes while it reads and repacks the weights.
         """
-        with _refusing(specification.name):
+        with refusing(specification.name):
             from tripower.backends.gguf.reader import open_gguf
             from tripower.backends.text.layer import GgufTextLayer
 
@@ -122,16 +122,3 @@ def _self_test(engine: LlamacppEngine) -> None:
 def _processors() -> int:
     """Those that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@contextmanager
-def _refusing(name: str) -> Iterator[None]:
-    """Maps whatever is not ours to `ModelRefused`: for the caller every failure to load has one kind."""
-    try:
-        yield
-    except TripowerError:
-        raise
-    except MemoryError as error:
-        raise ModelRefused(f"there is not enough memory to load {name}", code="out_of_memory") from error
-    except Exception as error:
-        raise ModelRefused(f"{name} could not be loaded: {error}") from error

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -26,6 +25,7 @@ from tripower.backends.picolm.engine import PicolmEngine, kv_shape
 from tripower.backends.picolm.kv_cache import FLOAT_BYTES, PAGE_POSITIONS
 from tripower.backends.picolm.torch_model import TorchModel
 from tripower.backends.picolm.weights import Wanted, check_weights, read_weights, source_changed
+from tripower.backends.refusing import refusing
 from tripower.runtime.engine import LoadedModel, LoadSpecification, Progress, SamplingParameters, StepRow
 from tripower.runtime.host import ModelNeeds
 from tripower.runtime.kernel.errors import ModelRefused, TripowerError
@@ -55,7 +55,7 @@ class PicolmBackend:
 
     def load(self, specification: LoadSpecification, progress: Progress) -> Iterator[LoadedModel | None]:
         """Yield None at boundaries and the model last. Raises `ModelRefused`. Blocks between boundaries for one tensor."""
-        with _refusing(specification.name):
+        with refusing(specification.name):
             with open_model(specification.source) as file:
                 plan = plan_load(file, specification, self._kernels, self._kv_type, self._device)
                 yield None
@@ -269,16 +269,3 @@ def _self_test(engine: AnyEngine) -> None:
             code="self_test_failed",
         ) from error
     engine.close_sequence(sequence)
-
-
-@contextmanager
-def _refusing(name: str) -> Iterator[None]:
-    """Maps whatever is not ours to `ModelRefused`: for the caller every failure to load has one kind."""
-    try:
-        yield
-    except TripowerError:
-        raise
-    except MemoryError as error:
-        raise ModelRefused(f"there is not enough memory to load {name}", code="out_of_memory") from error
-    except Exception as error:
-        raise ModelRefused(f"{name} could not be loaded: {error}") from error

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from tripower.backends.picolm.native.emit import F64, I8, I32, I64, PTR, Function, Kernel, Value, constant, i32, i64
+from tripower.backends.picolm.native.emit import F64, I8, I32, I64, PTR, Function, Kernel, Value, Variable, constant, i32, i64
 from tripower.backends.picolm.native.kernels.sampler.settings import emit_append_history
 from tripower.runtime.engine.step_table import NOT_DRAWN, SIGNAL_FD, SLOTS, STEPS_DONE, STEPS_MAX, STOP, TURN
 
@@ -22,7 +22,7 @@ WORDS = (
     "control", "drawn", "evaluated", "slots_max",  # of the step table
     "ends", "tokens", "next", "end", "remaining", "output_index", "alive", "position", "step_rows",  # by slot
     "row_token", "row_position", "row_slot", "drawn_row", "token_out", "item_row", "item_rows",  # of the step
-    "counts", "classes", "shared", "halt", "rows_max", "mixed_rows", "row_cost", "item_rows_max", "draw_all", "experts_used", "sampling",
+    "counts", "shared", "halt", "rows_max", "mixed_rows", "row_cost", "item_rows_max", "draw_all", "experts_used", "sampling",
 )  # fmt: skip
 """The words of the boundary's arguments, int64, by name: addresses, sizes, and `row_cost` as the bits of a float64."""
 
@@ -92,7 +92,7 @@ def _emit_commit(module: ir.Module) -> None:
     f.done()
 
 
-def _move_on(f: Function, slot: Value, rows: Value, cell: Value, draws: object) -> None:
+def _move_on(f: Function, slot: Value, rows: Value, cell: Value, draws: Variable) -> None:
     """One slot that had rows in the step."""
     b, words = f.b, f.args[0]
     following, ends = _word(f, words, "next"), _word(f, words, "end")
@@ -109,10 +109,10 @@ def _move_on(f: Function, slot: Value, rows: Value, cell: Value, draws: object) 
             f.store(i64(0), _word(f, words, "alive"), slot)
 
 
-def _take_draw(f: Function, slot: Value, known: Value, left: Value, cell: Value, draws: object) -> None:
+def _take_draw(f: Function, slot: Value, known: Value, left: Value, cell: Value, draws: Variable) -> None:
     b, words = f.b, f.args[0]
-    index = draws.get()  # type: ignore[attr-defined]
-    draws.set(b.add(index, i64(1)))  # type: ignore[attr-defined]
+    index = draws.get()
+    draws.set(b.add(index, i64(1)))
     token = f.load(_word(f, words, "token_out"), index, I32)
     f.store(token, _word(f, words, "drawn"), cell)
     f.store(b.sub(left, i64(1)), _word(f, words, "remaining"), slot)
@@ -170,19 +170,19 @@ def _pending(f: Function, slot: Value) -> Value:
     return b.mul(pending, f.load(_word(f, words, "alive"), slot, I64))
 
 
-def _extra_rows(f: Function, slot: Value, pending: Value, left: object, room: object, cost: Value) -> Value:
+def _extra_rows(f: Function, slot: Value, pending: Value, left: Variable, room: Variable, cost: Value) -> Value:
     """Rows beyond the first that a slot gets, and what they take from the budget."""
     b, words = f.b, f.args[0]
     position = b.sitofp(f.load(_word(f, words, "position"), slot, I64), F64)
     price = f.fma(position, cost, constant(F64, 1.0))
-    affordable = b.fptosi(b.fdiv(left.get(), price), I64)  # type: ignore[attr-defined]
+    affordable = b.fptosi(b.fdiv(left.get(), price), I64)
     wanted = b.sub(pending, i64(1))
     extra = wanted
-    for bound in (affordable, room.get()):  # type: ignore[attr-defined]
+    for bound in (affordable, room.get()):
         extra = b.select(b.icmp_signed("<", bound, extra), bound, extra)
     extra = b.select(b.icmp_signed("<", extra, i64(0)), i64(0), extra)
-    left.set(b.fsub(left.get(), b.fmul(price, b.sitofp(extra, F64))))  # type: ignore[attr-defined]
-    room.set(b.sub(room.get(), extra))  # type: ignore[attr-defined]
+    left.set(b.fsub(left.get(), b.fmul(price, b.sitofp(extra, F64))))
+    room.set(b.sub(room.get(), extra))
     return extra
 
 

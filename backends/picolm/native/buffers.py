@@ -11,7 +11,6 @@ from tripower.backends.picolm.native.boundary import COUNTS, ONE
 from tripower.backends.picolm.native.memory import address, zeros
 
 BLOCK = 32
-HALF_BLOCK = 16
 
 
 class Rows:

@@ -107,7 +107,7 @@ class StepLayout:
     def _make_feed_forward_rows(self) -> None:
         decoder, rows, model = self._decoder, self._places.rows_max, self._model
         layers = range(decoder.layers)
-        pairs, inside = rows * max(decoder.experts_used, 1), max(decoder.feed_forward, decoder.expert_feed_forward)
+        pairs = rows * max(decoder.experts_used, 1)
         dense = [
             model.matrices[name] for name in (f"blk.{layer}.ffn_down.weight" for layer in layers) if name in model.matrices
         ]
@@ -126,7 +126,6 @@ class StepLayout:
             self._shares = self._floats(rows, decoder.experts_used)
             self._pair_outputs = self._floats(pairs, decoder.width)
             self.kept.append(self._chosen)
-        assert inside
 
     # Stages.
 

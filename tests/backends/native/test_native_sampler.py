@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 
 from tripower.backends.picolm.native.compile import compile_module
 from tripower.backends.picolm.native.emit import I32, I64, PTR, Function
-from tripower.backends.picolm.native.kernels.sampler.draw import INVALID_LOGITS, build_draw, draw_scratch_bytes
+from tripower.backends.picolm.native.kernels.sampler.draw import build_draw, draw_scratch_bytes
 from tripower.backends.picolm.native.kernels.sampler.philox import build_uniform
 from tripower.backends.picolm.native.kernels.sampler.settings import SamplingSettings, emit_append_history, looks_back
 from tripower.backends.picolm.native.target import Target, host_target, narrower_targets
 from tripower.backends.sampling import draw_token, uniform
 from tripower.runtime.engine import SamplingParameters, StepRow
+from tripower.runtime.engine.step_table import INVALID_LOGITS
 
 Logits = NDArray[np.float32]
 GREEDY = SamplingParameters(temperature=0.0)

@@ -20,9 +20,8 @@ from tripower.backends.picolm.native.kernels.sampler.penalties import build_pena
 from tripower.backends.picolm.native.kernels.sampler.philox import build_uniform
 from tripower.backends.picolm.native.kernels.sampler.settings import Record
 from tripower.backends.picolm.native.target import Target
+from tripower.runtime.engine.step_table import INVALID_LOGITS
 
-INVALID_LOGITS = -2
-"""Drawn from a row with NaN, infinity, or nothing finite."""
 EVERY = ir.Constant(I64, 2**63 - 1)
 
 
