@@ -19,24 +19,20 @@ import attrs
 import trio
 
 from tripower.actors.dialogue import Failed, GenerationEvent, GenerationFinished, GenerationStarted, Timings, TokenChunk, Usage
-from tripower.actors.model_queue import RETRY_AFTER_MAX
-from tripower.actors.queueing import DrainQueue, Enqueued, Leave, QueueDrained, QueueLimits, QueueStatistics, unloading
+from tripower.actors.queue_books import QueueBooks, SeatBooks
+from tripower.actors.queueing import DrainQueue, Enqueued, Leave, QueueLimits, QueueStatistics
 from tripower.backends.text.stream import StopMatcher
 from tripower.runtime.admission import Gate
-from tripower.runtime.batching import BatchStatistics
 from tripower.runtime.engine import DelegateEnd, DelegateEvent, DelegateRequest, LoadedDelegate
 from tripower.runtime.engine.step_table import NOT_DRAWN
 from tripower.runtime.kernel import (
-    LATER,
     Actor,
     ActorGone,
     Ask,
     DeadlineExceeded,
     DeviceFailed,
-    Envelope,
     Message,
     Outlet,
-    Overloaded,
     TripowerError,
     remaining_seconds,
 )
@@ -92,25 +88,17 @@ class DelegateQueueActor(Actor[Command]):
     ) -> None:
         self._model = model
         self._engine = loaded.engine
-        self._seats = min(limits.members_max, self._engine.info.sequences_max or limits.members_max)
-        self._tickets = itertools.count() if tickets is None else tickets
-        self.gate: Gate[int] = Gate(active_limit=self._seats, waiting_limit=limits.waiting_max)
+        seats = min(limits.members_max, self._engine.info.sequences_max or limits.members_max)
+        self.gate: Gate[int] = Gate(active_limit=seats, waiting_limit=limits.waiting_max)
+        self._books = QueueBooks(model, seats, self.gate, tickets=itertools.count() if tickets is None else tickets)
+        self._runs = SeatBooks(seats)
         self._live: dict[int, _Stream] = {}
         """Those whose caller still listens."""
-        self._running = 0
-        self._draining = False
-        self._drainers: list[Envelope] = []
-        self._service_seconds = 1.0
-        self._arrivals = self._completed = self._refused = self._cancelled = self._expired = self._failed = 0
-        self._joined = self._finished = self._left = self._broken = 0
-        self._prompt_tokens = self._generated_tokens = 0
 
     async def on_message(self, message: Command) -> Any:
         answer = self._handle(message)
-        if self._drainers and self._quiet:
-            for envelope in self._drainers:
-                envelope.answer(QueueDrained())
-            self._drainers.clear()
+        if self._books.drainers and self._quiet:
+            self._books.answer_drainers()
         return answer
 
     def _handle(self, message: Command) -> Any:
@@ -122,19 +110,12 @@ class DelegateQueueActor(Actor[Command]):
             case StreamClosed():
                 return self._close(message)
             case DrainQueue():
-                return self._drain()
+                return self._books.drain(self.envelope, quiet=self._quiet)
         assert_never(message)
 
     @property
     def _quiet(self) -> bool:
-        return not self._live and not self._running
-
-    def _drain(self) -> Any:
-        self._draining = True
-        if self._quiet:
-            return QueueDrained()
-        self._drainers.append(self.envelope)
-        return LATER
+        return not self._live and not self._runs.running
 
     def on_undelivered(self, message: Any, answer: Any) -> None:
         if isinstance(answer, Enqueued):
@@ -150,23 +131,12 @@ class DelegateQueueActor(Actor[Command]):
 
     def _generate(self, message: GenerateText) -> Enqueued:
         now = trio.current_time()
-        self._arrivals += 1
-        ticket = next(self._tickets)
-        try:
-            if self._draining:
-                raise unloading(self._model)
-            self._engine.abilities.check(message.request, self._engine.info.backend)
-            seated = self.gate.arrive(ticket, now=now, deadline=self.envelope.deadline)
-        except DeadlineExceeded:
-            self._expired += 1
-            raise
-        except Overloaded as error:
-            self._refused += 1
-            error.retry_after = self._retry_after()
-            raise
-        except TripowerError:
-            self._refused += 1
-            raise
+        engine = self._engine
+        ticket, seated = self._books.arrive(
+            now=now,
+            deadline=self.envelope.deadline,
+            check=lambda: engine.abilities.check(message.request, engine.info.backend),
+        )
         stops = StopMatcher(message.request.stop) if message.request.stop else None
         stream = _Stream(ticket, message.request, self.envelope.live, self.envelope.deadline, now, stops)
         self._live[ticket] = stream
@@ -174,26 +144,17 @@ class DelegateQueueActor(Actor[Command]):
             self._seat(stream, now)
         return Enqueued(ticket)
 
-    def _retry_after(self) -> float:
-        """See `ModelQueueActor`: the queue's length times what one generation has taken lately."""
-        rounds = (self.gate.waiting + 1) / self._seats
-        return min(RETRY_AFTER_MAX, max(1.0, rounds * self._service_seconds))
-
     def _seat(self, stream: _Stream, now: float) -> None:
         stream.seated, stream.seated_at = True, now
         stream.scope.deadline = stream.deadline
-        self._joined += 1
-        self._running += 1
+        self._runs.join()
         self.start_soon(self._run, stream, name=f"stream {stream.ticket}")
 
     def _leave(self, message: Leave) -> None:
         stream = self._live.pop(message.ticket, None)
         if stream is None:
             return
-        if message.expired:
-            self._expired += 1
-        else:
-            self._cancelled += 1
+        self._books.count_left(expired=message.expired)
         stream.outlet.leave()
         if stream.seated:
             stream.scope.cancel(reason="the caller has left")  # the seat is free when the stream has closed
@@ -260,15 +221,15 @@ class DelegateQueueActor(Actor[Command]):
     def _close(self, message: StreamClosed) -> None:
         """The delegate has let go: the seat is free, and who still listens hears how it ended."""
         error: TripowerError | None = self.envelope.live
-        self._running -= 1
+        self._runs.running -= 1
         stream = self._live.get(message.ticket)
         if stream is None:
-            self._left += 1
+            self._runs.left += 1
         elif error is None:
-            self._finished += 1
+            self._runs.finished += 1
             self._finish(stream, trio.current_time())
         else:
-            self._broken += 1
+            self._runs.failed += 1
             self._fail(stream, error)
         self.gate.leave(message.ticket)
         self._admit_waiting()
@@ -277,11 +238,10 @@ class DelegateQueueActor(Actor[Command]):
         end = stream.end
         assert end is not None
         del self._live[stream.ticket]
-        self._completed += 1
-        self._service_seconds += 0.2 * (now - stream.seated_at - self._service_seconds)
         usage = Usage(end.prompt_tokens or 0, stream.tokens if end.completion_tokens is None else end.completion_tokens)
-        self._prompt_tokens += usage.prompt_tokens
-        self._generated_tokens += usage.completion_tokens
+        self._books.count_completed(
+            now - stream.seated_at, prompt_tokens=usage.prompt_tokens, generated_tokens=usage.completion_tokens
+        )
         first = now if stream.first_piece_at is None else stream.first_piece_at
         timings = Timings(stream.seated_at - stream.arrived_at, first - stream.seated_at, now - first)
         held = "" if stream.stops is None or stream.stops.matched is not None else stream.stops.flush()
@@ -289,10 +249,7 @@ class DelegateQueueActor(Actor[Command]):
 
     def _fail(self, stream: _Stream, error: TripowerError) -> None:
         del self._live[stream.ticket]
-        if isinstance(error, DeadlineExceeded):
-            self._expired += 1
-        else:
-            self._failed += 1
+        self._books.count_failed(error)
         self._say(stream, Failed.of(error))
 
     def is_live(self, ticket: int) -> bool:
@@ -300,37 +257,9 @@ class DelegateQueueActor(Actor[Command]):
         return ticket in self._live
 
     def statistics(self) -> QueueStatistics:
-        return QueueStatistics(
-            model=self._model,
-            arrivals=self._arrivals,
-            completed=self._completed,
-            refused=self._refused,
-            cancelled=self._cancelled,
-            expired=self._expired,
-            failed=self._failed,
-            live=len(self._live),
-            prompt_tokens=self._prompt_tokens,
-            generated_tokens=self._generated_tokens,
-            step_running=self._running > 0,
-            gate=self.gate.statistics(),
-            batch=self._batch_statistics(),
-        )
-
-    def _batch_statistics(self) -> BatchStatistics:
-        """Streams as members; the steps are the delegate's own affair."""
-        return BatchStatistics(
-            members=self._running,
-            members_max=self._seats,
-            joined=self._joined,
-            finished=self._finished,
-            left=self._left,
-            failed=self._broken,
-            steps=0,
-            aborted_jobs=0,
-            prefill_rows=0,
-            decode_rows=0,
-            largest_step=0,
-        )
+        """Streams count as members; the steps are the delegate's own affair."""
+        runs = self._runs
+        return self._books.statistics(live=len(self._live), step_running=runs.running > 0, batch=runs.statistics())
 
 
 def delegate_message(request: DelegateRequest, loaded: LoadedDelegate) -> GenerateText:

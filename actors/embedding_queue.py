@@ -16,10 +16,9 @@ import attrs
 import trio
 
 from tripower.actors.device import EncodeRows, EncodingOrder
-from tripower.actors.model_queue import RETRY_AFTER_MAX
-from tripower.actors.queueing import DrainQueue, QueueDrained, QueueLimits, QueueStatistics, unloading
+from tripower.actors.queue_books import QueueBooks, SeatBooks
+from tripower.actors.queueing import DrainQueue, QueueLimits, QueueStatistics
 from tripower.runtime.admission import Gate
-from tripower.runtime.batching import BatchStatistics
 from tripower.runtime.engine.encoder import LoadedEncoder, Vectors
 from tripower.runtime.kernel import (
     LATER,
@@ -28,7 +27,6 @@ from tripower.runtime.kernel import (
     DeadlineExceeded,
     Envelope,
     Message,
-    Overloaded,
     Ref,
     TripowerError,
 )
@@ -85,18 +83,17 @@ class EmbeddingQueueActor(Actor[Command]):
         self._model = model
         self._engine = loaded.engine
         self._device = device
-        self._seats = limits.members_max
-        self._tickets = itertools.count() if tickets is None else tickets
-        self.gate: Gate[int] = Gate(active_limit=self._seats, waiting_limit=limits.waiting_max)
+        self.gate: Gate[int] = Gate(active_limit=limits.members_max, waiting_limit=limits.waiting_max)
+        self._books = QueueBooks(
+            model,
+            limits.members_max,
+            self.gate,
+            one_at_a_time=True,  # the lane does the work of one request, then that of the next
+            tickets=itertools.count() if tickets is None else tickets,
+        )
+        self._runs = SeatBooks(limits.members_max)
         self._live: dict[int, _Request] = {}
         """Those that somebody waits for."""
-        self._running = 0
-        self._draining = False
-        self._drainers: list[Envelope] = []
-        self._service_seconds = 1.0
-        self._arrivals = self._completed = self._refused = self._cancelled = self._expired = self._failed = 0
-        self._joined = self._finished = self._left = self._broken = 0
-        self._prompt_tokens = 0
 
     async def on_message(self, message: Command) -> Any:
         match message:
@@ -105,25 +102,16 @@ class EmbeddingQueueActor(Actor[Command]):
             case EncodingEnded():
                 return self._end(message)
             case DrainQueue():
-                return self._drain()
+                return self._books.drain(self.envelope, quiet=self._quiet)
         assert_never(message)
 
     @property
     def _quiet(self) -> bool:
-        return not self._live and not self._running
-
-    def _drain(self) -> Any:
-        self._draining = True
-        if self._quiet:
-            return QueueDrained()
-        self._drainers.append(self.envelope)
-        return LATER
+        return not self._live and not self._runs.running
 
     def _answer_drainers(self) -> None:
         if self._quiet:
-            drainers, self._drainers = self._drainers, []
-            for envelope in drainers:
-                envelope.answer(QueueDrained())
+            self._books.answer_drainers()
 
     async def on_end(self) -> None:
         for request in self._live.values():
@@ -133,41 +121,19 @@ class EmbeddingQueueActor(Actor[Command]):
 
     def _embed(self, message: Embed) -> Any:
         now, envelope = trio.current_time(), self.envelope
-        self._arrivals += 1
-        ticket = next(self._tickets)
-        try:
-            if self._draining:
-                raise unloading(self._model)
-            seated = self.gate.arrive(ticket, now=now, deadline=envelope.deadline)
-        except DeadlineExceeded:
-            self._expired += 1
-            raise
-        except Overloaded as error:
-            self._refused += 1
-            error.retry_after = self._retry_after()
-            raise
-        except TripowerError:
-            self._refused += 1
-            raise
+        ticket, seated = self._books.arrive(now=now, deadline=envelope.deadline)
         request = self._live[ticket] = _Request(ticket, message.rows, envelope.live, envelope, now)
         envelope.on_abandon = lambda: self._abandon(request)
         if seated:
             self._seat(request, now)
         return LATER
 
-    def _retry_after(self) -> float:
-        """The queue's length times what one request has taken lately: the lane does the work of one at a time."""
-        return min(RETRY_AFTER_MAX, max(1.0, (self.gate.waiting + self.gate.active) * self._service_seconds / self._seats))
-
     def _abandon(self, request: _Request) -> None:
         """Nobody waits any more: because time is up, or for reasons of its own."""
         if self._live.pop(request.ticket, None) is None:
             return
         expired = trio.current_time() >= request.envelope.deadline
-        if expired:
-            self._expired += 1
-        else:
-            self._cancelled += 1
+        self._books.count_left(expired=expired)
         if request.seated:
             request.scope.cancel(reason="the caller has left")  # the seat is free when the task has ended
         else:
@@ -176,8 +142,7 @@ class EmbeddingQueueActor(Actor[Command]):
 
     def _seat(self, request: _Request, now: float) -> None:
         request.seated, request.seated_at = True, now
-        self._joined += 1
-        self._running += 1
+        self._runs.join()
         self.start_soon(self._run, request, name=f"embed {request.ticket}")
 
     def _admit_waiting(self) -> None:
@@ -206,63 +171,30 @@ class EmbeddingQueueActor(Actor[Command]):
     def _end(self, message: EncodingEnded) -> None:
         """The job is over: the seat is free, and who still waits hears how it went."""
         error: TripowerError | None = self.envelope.live
-        self._running -= 1
+        self._runs.running -= 1
         request = self._live.pop(message.ticket, None)
         if request is None:
-            self._left += 1
+            self._runs.left += 1
         elif error is None:
-            self._finished += 1
+            self._runs.finished += 1
             self._finish(request, trio.current_time())
         else:
-            self._broken += 1
+            self._runs.failed += 1
             self._fail(request, error)
         self.gate.leave(message.ticket)
         self._admit_waiting()
         self._answer_drainers()
 
     def _finish(self, request: _Request, now: float) -> None:
-        self._completed += 1
-        self._prompt_tokens += sum(map(len, request.rows))
         seconds = now - request.seated_at
-        self._service_seconds += 0.2 * (seconds - self._service_seconds)
+        self._books.count_completed(seconds, prompt_tokens=sum(map(len, request.rows)))
         request.envelope.answer(Embedded(request.seated_at - request.arrived_at, seconds))
 
     def _fail(self, request: _Request, error: TripowerError) -> None:
-        if isinstance(error, DeadlineExceeded):
-            self._expired += 1
-        else:
-            self._failed += 1
+        self._books.count_failed(error)
         request.envelope.refuse(error)
 
     def statistics(self) -> QueueStatistics:
-        return QueueStatistics(
-            model=self._model,
-            arrivals=self._arrivals,
-            completed=self._completed,
-            refused=self._refused,
-            cancelled=self._cancelled,
-            expired=self._expired,
-            failed=self._failed,
-            live=len(self._live),
-            prompt_tokens=self._prompt_tokens,
-            generated_tokens=0,
-            step_running=self._running > 0,
-            gate=self.gate.statistics(),
-            batch=self._batch_statistics(),
-        )
-
-    def _batch_statistics(self) -> BatchStatistics:
-        """Requests as members; there are no steps."""
-        return BatchStatistics(
-            members=self._running,
-            members_max=self._seats,
-            joined=self._joined,
-            finished=self._finished,
-            left=self._left,
-            failed=self._broken,
-            steps=0,
-            aborted_jobs=0,
-            prefill_rows=0,
-            decode_rows=0,
-            largest_step=0,
-        )
+        """Requests count as members; there are no steps."""
+        runs = self._runs
+        return self._books.statistics(live=len(self._live), step_running=runs.running > 0, batch=runs.statistics())

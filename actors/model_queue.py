@@ -20,16 +20,15 @@ import trio
 
 from tripower.actors.device import RunSteps, StepOrder, StepsCommitted, StepsDone
 from tripower.actors.dialogue import Failed, GenerationEvent, GenerationFinished, GenerationStarted, Timings, TokenChunk, Usage
+from tripower.actors.queue_books import QueueBooks
 from tripower.actors.queueing import (
     CloseStates,
     DrainQueue,
     Enqueued,
     Generate,
     Leave,
-    QueueDrained,
     QueueLimits,
     QueueStatistics,
-    unloading,
 )
 from tripower.backends.text.stream import TextStream
 from tripower.runtime.admission import Gate
@@ -37,15 +36,12 @@ from tripower.runtime.batching import Batch, Member
 from tripower.runtime.engine import LoadedModel, StepTable
 from tripower.runtime.engine.step_table import INVALID_LOGITS
 from tripower.runtime.kernel import (
-    LATER,
     Actor,
     ActorGone,
     DeadlineExceeded,
     DeviceFailed,
-    Envelope,
     InvalidRequest,
     Outlet,
-    Overloaded,
     Ref,
     TripowerError,
 )
@@ -54,7 +50,6 @@ log = logging.getLogger("tripower.queue")
 
 RETRIES_MAX = 1
 """How often the same rows are tried again after a device error."""
-RETRY_AFTER_MAX = 120.0
 CLOSE_AFTER_SECONDS = 0.2
 """States of members that left are closed with the next job; this much later where no job follows, so that short requests one after
 the other cost one job each."""
@@ -97,8 +92,9 @@ class ModelQueueActor(Actor[Command]):
         self._engine, self._text = loaded.engine, loaded.text
         self._device = device
         self._limits = limits
-        self._tickets = itertools.count() if tickets is None else tickets
         self.gate: Gate[int] = Gate(active_limit=limits.members_max, waiting_limit=limits.waiting_max)
+        self._tickets = itertools.count() if tickets is None else tickets
+        self._books = QueueBooks(model, limits.members_max, self.gate, tickets=self._tickets)
         self._batch: Batch[_Generation] = Batch(limits.members_max, sequences=sequences)
         self._table = self._new_table()
         self._job = -1
@@ -106,11 +102,6 @@ class ModelQueueActor(Actor[Command]):
         self._seen_steps = 0
         self._failures = 0
         self._closing = False
-        self._draining = False
-        self._drainers: list[Envelope] = []
-        self._service_seconds = 1.0
-        self._arrivals = self._completed = self._refused = self._cancelled = self._expired = self._failed = 0
-        self._prompt_tokens = self._generated_tokens = 0
 
     def _new_table(self) -> StepTable:
         """For the next job. After a job that went wrong, so that one that outlives our interest never meets its successor."""
@@ -127,10 +118,8 @@ class ModelQueueActor(Actor[Command]):
 
     async def on_message(self, message: Command) -> Any:
         answer = self._handle(message)
-        if self._drainers and self._quiet:
-            for envelope in self._drainers:
-                envelope.answer(QueueDrained())
-            self._drainers.clear()
+        if self._books.drainers and self._quiet:
+            self._books.answer_drainers()
         return answer
 
     def _handle(self, message: Command) -> Any:
@@ -144,7 +133,7 @@ class ModelQueueActor(Actor[Command]):
             case StepsDone():
                 return self._end_job(message) if message.job == self._job else None
             case DrainQueue():
-                return self._drain()
+                return self._books.drain(self.envelope, quiet=self._quiet)
             case CloseStates():
                 return self._close_states()
         assert_never(message)
@@ -152,13 +141,6 @@ class ModelQueueActor(Actor[Command]):
     @property
     def _quiet(self) -> bool:
         return not self._live and not self._batch.running
-
-    def _drain(self) -> Any:
-        self._draining = True
-        if self._quiet:
-            return QueueDrained()
-        self._drainers.append(self.envelope)
-        return LATER
 
     def on_undelivered(self, message: Any, answer: Any) -> None:
         if isinstance(answer, Enqueued):
@@ -174,23 +156,9 @@ class ModelQueueActor(Actor[Command]):
 
     def _generate(self, message: Generate) -> Enqueued:
         now = trio.current_time()
-        self._arrivals += 1
-        ticket = next(self._tickets)
-        try:
-            if self._draining:
-                raise unloading(self._model)
-            self._check_request(message)
-            seated = self.gate.arrive(ticket, now=now, deadline=self.envelope.deadline)
-        except DeadlineExceeded:
-            self._expired += 1
-            raise
-        except Overloaded as error:
-            self._refused += 1
-            error.retry_after = self._retry_after()
-            raise
-        except TripowerError:
-            self._refused += 1
-            raise
+        ticket, seated = self._books.arrive(
+            now=now, deadline=self.envelope.deadline, check=lambda: self._check_request(message)
+        )
         generation = _Generation(
             ticket, message, self.envelope.live, TextStream(self._text, message.stop), self.envelope.deadline, now
         )
@@ -214,11 +182,6 @@ class ModelQueueActor(Actor[Command]):
                 code="context_length_exceeded",
             )
 
-    def _retry_after(self) -> float:
-        """Seconds until a place should be free: the queue's length times the time that one generation has taken lately."""
-        rounds = (self.gate.waiting + 1) / self._limits.members_max
-        return min(RETRY_AFTER_MAX, max(1.0, rounds * self._service_seconds))
-
     def _seat(self, generation: _Generation, now: float) -> None:
         request = generation.request
         generation.seated_at = now
@@ -234,10 +197,7 @@ class ModelQueueActor(Actor[Command]):
         generation = self._live.pop(message.ticket, None)
         if generation is None:
             return
-        if message.expired:
-            self._expired += 1
-        else:
-            self._cancelled += 1
+        self._books.count_left(expired=message.expired)
         generation.outlet.leave()
         self._release(generation, expired=message.expired)
         generation.member = None
@@ -258,11 +218,7 @@ class ModelQueueActor(Actor[Command]):
     def _fail(self, generation: _Generation, error: TripowerError) -> None:
         if self._live.pop(generation.ticket, None) is None:
             return
-        expired = isinstance(error, DeadlineExceeded)
-        if expired:
-            self._expired += 1
-        else:
-            self._failed += 1
+        expired = self._books.count_failed(error)
         self._release(generation, failed=not expired, expired=expired)
         self._say(generation, Failed(error.code, error.message, error.status, error.kind))
         generation.member = None
@@ -307,8 +263,8 @@ class ModelQueueActor(Actor[Command]):
 
     def _drop_expired(self, generation: _Generation) -> None:
         """The gate found the deadline passed when a place was free, and has counted it."""
-        self._expired += 1
         error = DeadlineExceeded("the deadline passed in the waiting room")
+        self._books.count_failed(error)
         self._say(generation, Failed(error.code, error.message, error.status, error.kind))
 
     def _expire_members(self, now: float) -> bool:
@@ -361,15 +317,14 @@ class ModelQueueActor(Actor[Command]):
         member = generation.member
         assert member is not None
         del self._live[generation.ticket]
-        self._completed += 1
-        self._prompt_tokens += len(member.prompt)
-        self._generated_tokens += len(member.output)
         self._batch.finish(member)
         self.gate.leave(generation.ticket)
         first = generation.first_token_at or now
         timings = Timings(generation.seated_at - generation.arrived_at, first - generation.seated_at, now - first)
-        self._service_seconds += 0.2 * (now - generation.seated_at - self._service_seconds)
         usage = Usage(len(member.prompt), len(member.output))
+        self._books.count_completed(
+            now - generation.seated_at, prompt_tokens=usage.prompt_tokens, generated_tokens=usage.completion_tokens
+        )
         self._say(generation, GenerationFinished(reason, generation.text.finish(), usage, timings))
         generation.member = None
 
@@ -411,18 +366,5 @@ class ModelQueueActor(Actor[Command]):
         return ticket in self._live
 
     def statistics(self) -> QueueStatistics:
-        return QueueStatistics(
-            model=self._model,
-            arrivals=self._arrivals,
-            completed=self._completed,
-            refused=self._refused,
-            cancelled=self._cancelled,
-            expired=self._expired,
-            failed=self._failed,
-            live=len(self._live),
-            prompt_tokens=self._prompt_tokens,
-            generated_tokens=self._generated_tokens,
-            step_running=self._batch.running,
-            gate=self.gate.statistics(),
-            batch=self._batch.statistics(),
-        )
+        batch = self._batch
+        return self._books.statistics(live=len(self._live), step_running=batch.running, batch=batch.statistics())

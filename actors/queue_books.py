@@ -1,0 +1,156 @@
+"""The books of one model's queue, whichever engine is behind it: who arrives, how they end, who waits for it to be quiet.
+
+A queue owns its requests; what is the same for all queues is here: the gate's answer to an arrival and its place in the figures, a
+computed time to come again, the end of a request, draining, and the statistics.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+
+from tripower.actors.queueing import QueueDrained, QueueStatistics, unloading
+from tripower.runtime.admission import Gate
+from tripower.runtime.batching import BatchStatistics
+from tripower.runtime.kernel import LATER, DeadlineExceeded, Envelope, Overloaded, TripowerError
+
+RETRY_AFTER_MAX = 120.0
+SERVICE_WEIGHT = 0.2
+"""Of the latest request, in what one request has taken lately."""
+
+
+@attrs.define(eq=False)
+class QueueBooks:
+    """Synchronous, like the gate. `tickets` outlive a restart of the queue."""
+
+    model: str
+    seats: int
+    gate: Gate[int]
+    one_at_a_time: bool = False
+    """Whether those who are seated wait for each other too."""
+    tickets: Iterator[int] = attrs.Factory(itertools.count)
+    draining: bool = False
+    drainers: list[Envelope] = attrs.Factory(list)
+    service_seconds: float = 1.0
+    arrivals: int = 0
+    completed: int = 0
+    refused: int = 0
+    cancelled: int = 0
+    expired: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+
+    def arrive(self, *, now: float, deadline: float, check: Callable[[], None] = lambda: None) -> tuple[int, bool]:
+        """A ticket, and whether it has a seat at once. Raises what `check` or the gate raises, and that the queue is being closed."""
+        self.arrivals += 1
+        ticket = next(self.tickets)
+        try:
+            if self.draining:
+                raise unloading(self.model)
+            check()
+            return ticket, self.gate.arrive(ticket, now=now, deadline=deadline)
+        except DeadlineExceeded:
+            self.expired += 1
+            raise
+        except Overloaded as error:
+            self.refused += 1
+            error.retry_after = self.retry_after()
+            raise
+        except TripowerError:
+            self.refused += 1
+            raise
+
+    def retry_after(self) -> float:
+        """Seconds until a place should be free: the queue's length times the time that one request has taken lately."""
+        ahead = self.gate.waiting + (self.gate.active if self.one_at_a_time else 1)
+        return min(RETRY_AFTER_MAX, max(1.0, ahead / self.seats * self.service_seconds))
+
+    def count_left(self, *, expired: bool) -> None:
+        """Somebody went before the end."""
+        if expired:
+            self.expired += 1
+        else:
+            self.cancelled += 1
+
+    def count_completed(self, seconds: float, *, prompt_tokens: int, generated_tokens: int = 0) -> None:
+        """A request that held its seat for so long has all that it asked for."""
+        self.completed += 1
+        self.service_seconds += SERVICE_WEIGHT * (seconds - self.service_seconds)
+        self.prompt_tokens += prompt_tokens
+        self.generated_tokens += generated_tokens
+
+    def count_failed(self, error: TripowerError) -> bool:
+        """A request ended with an error; whether it was its deadline."""
+        expired = isinstance(error, DeadlineExceeded)
+        if expired:
+            self.expired += 1
+        else:
+            self.failed += 1
+        return expired
+
+    def drain(self, envelope: Envelope, *, quiet: bool) -> Any:
+        """Take nobody any more. The answer to `DrainQueue`: at once, or by `answer_drainers`."""
+        self.draining = True
+        if quiet:
+            return QueueDrained()
+        self.drainers.append(envelope)
+        return LATER
+
+    def answer_drainers(self) -> None:
+        """The queue is quiet: tell those who wait for it."""
+        drainers, self.drainers = self.drainers, []
+        for envelope in drainers:
+            envelope.answer(QueueDrained())
+
+    def statistics(self, *, live: int, step_running: bool, batch: BatchStatistics) -> QueueStatistics:
+        return QueueStatistics(
+            model=self.model,
+            arrivals=self.arrivals,
+            completed=self.completed,
+            refused=self.refused,
+            cancelled=self.cancelled,
+            expired=self.expired,
+            failed=self.failed,
+            live=live,
+            prompt_tokens=self.prompt_tokens,
+            generated_tokens=self.generated_tokens,
+            step_running=step_running,
+            gate=self.gate.statistics(),
+            batch=batch,
+        )
+
+
+@attrs.define(eq=False)
+class SeatBooks:
+    """Requests that run each by itself, counted as members of a batch without steps."""
+
+    seats: int
+    running: int = 0
+    joined: int = 0
+    finished: int = 0
+    left: int = 0
+    failed: int = 0
+
+    def join(self) -> None:
+        """A request begins to run."""
+        self.joined += 1
+        self.running += 1
+
+    def statistics(self) -> BatchStatistics:
+        return BatchStatistics(
+            members=self.running,
+            members_max=self.seats,
+            joined=self.joined,
+            finished=self.finished,
+            left=self.left,
+            failed=self.failed,
+            steps=0,
+            aborted_jobs=0,
+            prefill_rows=0,
+            decode_rows=0,
+            largest_step=0,
+        )
