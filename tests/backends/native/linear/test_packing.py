@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tripower.backends.picolm.native.kernels.weights.formats import FORMATS, Format
-from tripower.backends.picolm.native.kernels.weights.packing import aligned_zeros, pack, pack_in_steps, packed_bytes, unpack
+from tripower.backends.picolm.native.kernels.weights.packing import pack, pack_in_steps, packed_bytes, unpack
+from tripower.backends.picolm.native.memory import zeros
 from tripower.backends.picolm.native.target import Target, host_target
 
 Matrix = Callable[..., NDArray[np.uint8]]
@@ -81,7 +82,7 @@ def test_packing_goes_in_steps_that_add_up_to_the_file(matrix: Matrix) -> None:
 
 def test_a_matrix_can_be_packed_into_memory_that_is_there(matrix: Matrix, target: Target) -> None:
     raw = matrix("Q5_0", 40, 96)
-    memory = aligned_zeros(packed_bytes("Q5_0", 40, 96, target))
+    memory = zeros(packed_bytes("Q5_0", 40, 96, target), np.uint8)
     assert memory.ctypes.data % 64 == 0
     packed, steps = pack_in_steps("Q5_0", raw, 96, target, memory)
     assert sum(steps) == raw.nbytes

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from tripower.backends.picolm.native.kernels.weights.blocks import TAKE_APART, Bytes, Words
 from tripower.backends.picolm.native.kernels.weights.formats import BLOCK, FORMATS, AnyFormat, Fine, FloatFormat, Format
+from tripower.backends.picolm.native.memory import zeros
 from tripower.backends.picolm.native.target import Target
 
-ALIGNMENT = 64
 CHUNK_WEIGHTS = 1 << 18
 """Weights repacked at a time: all that numpy makes on the way stays in the second-level cache."""
 
@@ -58,7 +58,7 @@ def pack_in_steps(
     order in which they are used help: kernels ask for weights ahead of use, past the end of a matrix too.
     """
     form, lanes = FORMATS[type_name], target.lanes
-    data = aligned_zeros(packed_bytes(type_name, len(raw), k, target)) if memory is None else memory
+    data = zeros(packed_bytes(type_name, len(raw), k, target), np.uint8) if memory is None else memory
     packed = Packed(form, len(raw), k, lanes, data)
     return packed, _steps(packed, raw)
 
@@ -137,13 +137,6 @@ def _sections(form: Format, strips: Bytes, k: int, lanes: int) -> tuple[list[Wor
     fine = strips[:, starts[-3] : starts[-3] + fine_bytes].reshape(count, k // form.group, form.group_entries, lanes)
     coarse = strips[:, starts[-2] : starts[-2] + coarse_bytes].view(np.uint16)
     return planes, fine, coarse.reshape(count, supers, form.coarse_entries, lanes)
-
-
-def aligned_zeros(size: int) -> Bytes:
-    """uint8 [size] that starts at a multiple of 64."""
-    memory = np.zeros(size + ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT
-    return memory[start : start + size]
 
 
 def unpack(packed: Packed) -> NDArray[np.float32]:
