@@ -26,6 +26,7 @@ from tripower.backends.gguf.cursor import Cursor, refuse
 from tripower.backends.gguf.layout import TENSOR_BYTES_MIN, TENSORS_MAX, TensorInfo, read_tensors
 from tripower.backends.gguf.metadata import MetadataValue, get_int
 from tripower.backends.gguf.values import PAIR_BYTES_MIN, PAIRS_MAX, read_pairs
+from tripower.backends.reading import read_at
 from tripower.runtime.kernel.errors import ModelRefused
 
 MAGIC = b"GGUF"
@@ -72,13 +73,7 @@ class GgufFile:
         tensor = self.tensor(name)
         assert self._mapped is not None, "the file was closed"
         copy = np.empty(tensor.nbytes, np.uint8)
-        view = copy.data
-        done = 0
-        while done < tensor.nbytes:
-            count = os.preadv(self._descriptor, [view[done:]], tensor.offset + done)
-            if not count:
-                break
-            done += count
+        read_at(self._descriptor, tensor.offset, copy)
         self._check_unchanged()
         return copy
 

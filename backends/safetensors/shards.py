@@ -15,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from tripower.backends.reading import read_at
 from tripower.backends.safetensors.documents import open_regular, read_object, refuse
 from tripower.backends.safetensors.header import StoredTensor, read_header
 from tripower.runtime.kernel.errors import ModelRefused
@@ -58,13 +59,7 @@ class Shard:
 
     def read_into(self, tensor: StoredTensor, target: NDArray[np.uint8]) -> None:
         """Copy its bytes to `target`, uint8 [nbytes]: a file cut short meanwhile is `source_changed`, not a crash. Blocks."""
-        view = target.data
-        done = 0
-        while done < tensor.nbytes:
-            count = os.preadv(self._descriptor, [view[done:]], tensor.offset + done)
-            if not count:
-                break
-            done += count
+        read_at(self._descriptor, tensor.offset, target)
         self.check_unchanged()
 
     def changed(self) -> bool:
