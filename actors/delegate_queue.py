@@ -20,7 +20,7 @@ import trio
 
 from tripower.actors.dialogue import Failed, GenerationEvent, GenerationFinished, GenerationStarted, Timings, TokenChunk, Usage
 from tripower.actors.queue_books import QueueBooks, SeatBooks
-from tripower.actors.queueing import DrainQueue, Enqueued, Leave, QueueLimits, QueueStatistics
+from tripower.actors.queueing import AnswerParts, DrainQueue, Enqueued, Leave, QueueLimits, QueueStatistics
 from tripower.backends.text.stream import StopMatcher
 from tripower.runtime.admission import Gate
 from tripower.runtime.engine import DelegateEnd, DelegateEvent, DelegateRequest, LoadedDelegate
@@ -137,8 +137,9 @@ class DelegateQueueActor(Actor[Command]):
             deadline=self.envelope.deadline,
             check=lambda: engine.abilities.check(message.request, engine.info.backend),
         )
+        parts: AnswerParts = self.envelope.live
         stops = StopMatcher(message.request.stop) if message.request.stop else None
-        stream = _Stream(ticket, message.request, self.envelope.live, self.envelope.deadline, now, stops)
+        stream = _Stream(ticket, message.request, parts.outlet, self.envelope.deadline, now, stops)
         self._live[ticket] = stream
         if seated:
             self._seat(stream, now)

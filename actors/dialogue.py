@@ -10,7 +10,8 @@ from collections.abc import Mapping
 import msgspec
 
 from tripower.backends.proxy.errors import UPSTREAM_ERRORS
-from tripower.runtime.engine import ChatMessage, SamplingChoices
+from tripower.runtime.admission import ANYBODY, Caller
+from tripower.runtime.engine import ChatMessage, ChatOptions, OutputFormat, SamplingChoices, TokenLogprobs, ToolChoice
 from tripower.runtime.kernel import (
     ActorGone,
     DeadlineExceeded,
@@ -30,6 +31,8 @@ __all__ = [  # SamplingChoices too: it is part of a request, so of its words
     "GenerationFinished",
     "GenerationRequest",
     "GenerationStarted",
+    "PromptProgress",
+    "PromptScored",
     "SamplingChoices",
     "Timings",
     "TokenChunk",
@@ -58,8 +61,28 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     max_tokens: int | None = None
     """None: what room is left in the context for a conversation, 16 for a plain prompt. 0 evaluates the prompt only."""
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end the answer like the model's own end tokens; they are no part of it."""
+    min_tokens: int = 0
+    """No end token is drawn before there are so many."""
     ignore_eos: bool = False
     sampling: SamplingChoices = SamplingChoices()
+    choice: int = 0
+    """Which of several answers to one request this is: with `seed`, it keys the draws."""
+    logprobs: int | None = None
+    """Alternatives to tell of at each generated token, 0 to 20; None tells nothing."""
+    prompt_logprobs: int | None = None
+    """The same at each token of the prompt."""
+    format: OutputFormat | None = None
+    """What the answer has to look like."""
+    chat: ChatOptions = ChatOptions()
+    """Tools and template variables of a conversation."""
+    tool_choice: ToolChoice = ToolChoice()
+    progress: bool = False
+    """Whether `PromptProgress` is wanted while the prompt is evaluated."""
+    caller: Caller = ANYBODY
+    priority: int = 0
+    """Among the requests of one caller, and never so that another one waits for ever: higher goes first, -100 to 100."""
 
 
 class GenerationStarted(Message, frozen=True):
@@ -82,6 +105,33 @@ class TokenChunk(Message, frozen=True):
 
     token: int
     text: str
+    logprobs: TokenLogprobs | None = None
+    """Where they were asked for."""
+
+
+class PromptProgress(Message, frozen=True):
+    """So much of the prompt is evaluated. Comes before the first token, where it was asked for."""
+
+    total: int
+    cached: int
+    processed: int
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        """None."""
+        return ""
+
+
+class PromptScored(Message, frozen=True):
+    """The log probabilities of the prompt's tokens from the second on. Comes before the first token, where it was asked for."""
+
+    tokens: tuple[TokenLogprobs, ...]
+
+    @property
+    def text(self) -> str:
+        """None."""
+        return ""
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -106,6 +156,8 @@ class GenerationFinished(Message, frozen=True):
     text: str
     usage: Usage
     timings: Timings
+    stopped_by: str | int | None = None
+    """The stop string, or the stop token that the caller named."""
 
 
 class Failed(Message, frozen=True):
@@ -135,6 +187,6 @@ class Failed(Message, frozen=True):
         )
 
 
-AnswerEvent = GenerationStarted | TokenChunk | GenerationFinished
+AnswerEvent = GenerationStarted | PromptProgress | PromptScored | TokenChunk | GenerationFinished
 """What iterating over a generation gives: the end by an error is raised there. The texts together are the answer."""
 GenerationEvent = AnswerEvent | Failed

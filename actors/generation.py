@@ -17,7 +17,7 @@ import trio
 from tripower.actors.dialogue import AnswerEvent, Failed, GenerationEvent, GenerationFinished, GenerationRequest
 from tripower.actors.models import ReadyModel
 from tripower.actors.preparation import check_request, prepare
-from tripower.actors.queueing import Leave
+from tripower.actors.queueing import AnswerParts, Leave
 from tripower.runtime.kernel import DeadlineExceeded, Outlet, Ref
 
 FindReady = Callable[[str, float], Awaitable[ReadyModel]]
@@ -59,7 +59,7 @@ class Generation:
         prepared = await prepare(ready, self._request)
         self.prompt_tokens, self.seed = prepared.prompt_tokens, prepared.seed
         self._outlet = Outlet(prepared.room)
-        enqueued = await ready.queue.ask(prepared.message, deadline=self._deadline, live=self._outlet)
+        enqueued = await ready.queue.ask(prepared.message, deadline=self._deadline, live=AnswerParts(self._outlet))
         self._queue, self.ticket = ready.queue, enqueued.ticket
         return self
 

@@ -22,6 +22,7 @@ from tripower.actors.device import RunSteps, StepOrder, StepsCommitted, StepsDon
 from tripower.actors.dialogue import Failed, GenerationEvent, GenerationFinished, GenerationStarted, Timings, TokenChunk, Usage
 from tripower.actors.queue_books import QueueBooks
 from tripower.actors.queueing import (
+    AnswerParts,
     CloseStates,
     DrainQueue,
     Enqueued,
@@ -159,8 +160,9 @@ class ModelQueueActor(Actor[Command]):
         ticket, seated = self._books.arrive(
             now=now, deadline=self.envelope.deadline, check=lambda: self._check_request(message)
         )
+        parts: AnswerParts = self.envelope.live
         generation = _Generation(
-            ticket, message, self.envelope.live, TextStream(self._text, message.stop), self.envelope.deadline, now
+            ticket, message, parts.outlet, TextStream(self._text, message.stop), self.envelope.deadline, now
         )
         self._live[ticket] = generation
         if seated:

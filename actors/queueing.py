@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import msgspec
 
-from tripower.runtime.admission import GateStatistics
+from tripower.runtime.admission import ANYBODY, Caller, GateStatistics
 from tripower.runtime.batching import BatchStatistics
-from tripower.runtime.engine import SamplingParameters
-from tripower.runtime.kernel import (
-    Ask,
-    Message,
-    Unavailable,
-)
+from tripower.runtime.engine import Constraint, SamplingParameters
+from tripower.runtime.engine.logprobs import NO_LOGPROBS
+from tripower.runtime.kernel import Ask, Message, Outlet, Unavailable
 
 
 class Generate(Ask["Enqueued"], frozen=True):
-    """Generate from these tokens. The envelope carries the `Outlet` of `outlet_room(max_tokens)` items that the events go to."""
+    """Generate from these tokens. The envelope carries `AnswerParts`."""
 
     prompt: tuple[int, ...]
     max_tokens: int
     sampling: SamplingParameters
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    logprobs: int = NO_LOGPROBS
+    prompt_logprobs: int = NO_LOGPROBS
+    visible: frozenset[int] = frozenset()
+    """Control tokens that are part of the text."""
+    progress: bool = False
+    caller: Caller = ANYBODY
+    priority: int = 0
+
+
+@attrs.frozen
+class AnswerParts:
+    """What is alive of a request: where its events go, and what its tokens are held to."""
+
+    outlet: Outlet[Any]
+    """Of `outlet_room(max_tokens)` items of `GenerationEvent`."""
+    constraint: Constraint | None = None
 
 
 class Enqueued(Message, frozen=True):
@@ -46,13 +62,17 @@ class QueueDrained(Message, frozen=True):
     """Nobody waits or runs, and no step does. The queue takes no more."""
 
 
+PROMPT_EVENTS_MAX = 66
+"""`PromptScored`, and how often a prompt's progress is told."""
+
+
 class CloseStates(Message, frozen=True):
     """From the queue to itself: the batch has been empty for a moment, so free what the device still holds of it."""
 
 
 def outlet_room(max_tokens: int) -> int:
-    """Events that one generation can have at most: the start, a chunk for each token, the end."""
-    return max_tokens + 2
+    """Events that one generation can have at most: the start, the prompt's figures, a chunk for each token, the end."""
+    return max_tokens + 2 + PROMPT_EVENTS_MAX
 
 
 def unloading(model: str) -> Unavailable:

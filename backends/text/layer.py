@@ -17,7 +17,9 @@ from tripower.backends.text.literal_text import LiteralText
 from tripower.backends.text.special_tokens import SpecialTokens
 from tripower.backends.text.template import ChatTemplate
 from tripower.backends.text.tokenizer import GgufTokenizer
-from tripower.runtime.engine.contract import ChatMessage
+from tripower.runtime.engine.answer import AnswerPlan, PlainReader, ToolChoice
+from tripower.runtime.engine.constraint import OutputFormat
+from tripower.runtime.engine.contract import ANY_TOOL, PLAIN_CHAT, ChatMessage, ChatOptions
 from tripower.runtime.engine.sampling_parameters import SamplingParameters
 from tripower.runtime.kernel.errors import InvalidRequest
 
@@ -84,7 +86,7 @@ class TemplatedTextLayer:
         """Token ids, linear in the length of the text; see the tokenizer's own."""
         return self._tokenizer.tokenize(text, add_special=add_special, parse_special=parse_special)
 
-    def render_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+    def render_chat(self, messages: Sequence[ChatMessage], options: ChatOptions = PLAIN_CHAT) -> list[int]:
         """Token ids of a conversation that waits for the assistant, with the begin token exactly once.
 
         Text of the template is recognised as control tokens, text of messages never. Raises `InvalidRequest`:
@@ -95,10 +97,16 @@ class TemplatedTextLayer:
         ids = self._tokenizer.tokenize_parts(part if isinstance(part, int) else literal.restore(part) for part in parts)
         return self._tokenizer.add_begin(ids)
 
-    def render_text(self, messages: Sequence[ChatMessage]) -> str:
+    def render_text(self, messages: Sequence[ChatMessage], options: ChatOptions = PLAIN_CHAT) -> str:
         """The text that `render_chat` tokenises, for people: it does not tell a control token from its text in a message."""
         text, literal = self._render(messages)
         return literal.restore(text)
+
+    def plan_answer(
+        self, options: ChatOptions = PLAIN_CHAT, choice: ToolChoice = ANY_TOOL, asked: OutputFormat | None = None
+    ) -> AnswerPlan:
+        """The answer is content and nothing else."""
+        return AnswerPlan(new_reader=PlainReader, format=asked)
 
     def piece(self, token: int) -> bytes:
         """The bytes that a token stands for; empty for control tokens."""

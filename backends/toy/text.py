@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from tripower.backends.toy.engine import END
-from tripower.runtime.engine import ChatMessage, SamplingParameters
+from tripower.runtime.engine import (
+    AnswerPlan,
+    ChatMessage,
+    ChatOptions,
+    OutputFormat,
+    PlainReader,
+    SamplingParameters,
+    ToolChoice,
+)
+from tripower.runtime.engine.contract import ANY_TOOL, PLAIN_CHAT
 
 END_TEXT = "<end>"
 
@@ -24,11 +33,16 @@ class ToyText:
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         return list(text.encode())
 
-    def render_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+    def render_chat(self, messages: Sequence[ChatMessage], options: ChatOptions = PLAIN_CHAT) -> list[int]:
         return self.tokenize(self.render_text(messages))
 
-    def render_text(self, messages: Sequence[ChatMessage]) -> str:
+    def render_text(self, messages: Sequence[ChatMessage], options: ChatOptions = PLAIN_CHAT) -> str:
         return "".join(f"{message.role}: {message.content}\n" for message in messages) + "assistant: "
+
+    def plan_answer(
+        self, options: ChatOptions = PLAIN_CHAT, choice: ToolChoice = ANY_TOOL, asked: OutputFormat | None = None
+    ) -> AnswerPlan:
+        return AnswerPlan(new_reader=PlainReader, format=asked)
 
     def piece(self, token: int) -> bytes:
         return bytes([token]) if token < 256 else b""

@@ -1,9 +1,21 @@
 """The engine contract: what a backend gives, what the runtime asks."""
 
+from tripower.runtime.engine.answer import (
+    AnswerDelta,
+    AnswerPlan,
+    AnswerReader,
+    ContentDelta,
+    PlainReader,
+    ReasoningDelta,
+    ToolCallDelta,
+    ToolChoice,
+)
+from tripower.runtime.engine.constraint import Constraint, OutputFormat, TokenMask
 from tripower.runtime.engine.contract import (
     Backend,
     Certificate,
     ChatMessage,
+    ChatOptions,
     EngineInfo,
     LoadedModel,
     LoadSpecification,
@@ -11,6 +23,8 @@ from tripower.runtime.engine.contract import (
     StepEngine,
     StepRow,
     TextLayer,
+    ToolCall,
+    ToolDefinition,
 )
 from tripower.runtime.engine.delegate import (
     DelegateAbilities,
@@ -22,14 +36,21 @@ from tripower.runtime.engine.delegate import (
     DelegateRequest,
     LoadedDelegate,
 )
+from tripower.runtime.engine.logprobs import RowReport, TokenLogprobs
 from tripower.runtime.engine.sampling_parameters import SamplingChoices, SamplingParameters
 from tripower.runtime.engine.step_loop import run_steps
 from tripower.runtime.engine.step_table import StepTable
 
 __all__ = [
+    "AnswerDelta",
+    "AnswerPlan",
+    "AnswerReader",
     "Backend",
     "Certificate",
     "ChatMessage",
+    "ChatOptions",
+    "Constraint",
+    "ContentDelta",
     "DelegateAbilities",
     "DelegateBackend",
     "DelegateEnd",
@@ -41,12 +62,22 @@ __all__ = [
     "LoadSpecification",
     "LoadedDelegate",
     "LoadedModel",
+    "OutputFormat",
+    "PlainReader",
     "Progress",
+    "ReasoningDelta",
+    "RowReport",
     "SamplingChoices",
     "SamplingParameters",
     "StepEngine",
     "StepRow",
     "StepTable",
     "TextLayer",
+    "TokenLogprobs",
+    "TokenMask",
+    "ToolCall",
+    "ToolCallDelta",
+    "ToolChoice",
+    "ToolDefinition",
     "run_steps",
 ]

@@ -7,13 +7,16 @@ thread that owns the device. The runtime never branches on an engine's name; wha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 if TYPE_CHECKING:
     from tripower.runtime.engine.encoder import LaneModel
 
+from tripower.runtime.engine.answer import AnswerPlan, ToolChoice
+from tripower.runtime.engine.constraint import OutputFormat, TokenMask
+from tripower.runtime.engine.logprobs import NO_LOGPROBS, RowReport
 from tripower.runtime.engine.sampling_parameters import SamplingParameters
 from tripower.runtime.engine.step_table import StepTable
 
@@ -65,6 +68,16 @@ class StepRow(msgspec.Struct, frozen=True):
     history: Sequence[int] = ()
     """Prompt and output up to and including `tokens`, where penalties need them; else empty."""
     prompt_length: int = 0
+    mask: TokenMask | None = None
+    """What may be drawn; None: everything."""
+    logprobs: int = NO_LOGPROBS
+    """Alternatives to tell of at the drawn token; -1: tell nothing."""
+    prompt_logprobs: int = NO_LOGPROBS
+    """The same at each token of the prompt that follows one of `tokens`."""
+    following: int = -1
+    """The prompt's token behind `tokens`, where there is one and `prompt_logprobs` asks for it."""
+    report: RowReport | None = None
+    """Filled by the engine, with the step, where log probabilities are asked for."""
 
 
 class StepEngine(Protocol):
@@ -110,6 +123,38 @@ class StepEngine(Protocol):
         """Free everything. Idempotent."""
 
 
+class ToolCall(msgspec.Struct, frozen=True):
+    """A function that an assistant wants called. `arguments` is the text of a JSON object."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class ToolDefinition(msgspec.Struct, frozen=True):
+    """A function that an assistant may call. `parameters` is the JSON schema of its arguments; None takes none."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool = False
+
+
+class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a chat template gets besides the messages."""
+
+    tools: tuple[ToolDefinition, ...] = ()
+    arguments: Mapping[str, Any] = {}
+    """Further variables of the template, such as `enable_thinking`."""
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    """The last message is not closed: the answer goes on where it ends."""
+
+
+PLAIN_CHAT = ChatOptions()
+ANY_TOOL = ToolChoice()
+
+
 class TextLayer(Protocol):
     """Text to tokens and back for one model. Synchronous; safe to use from any thread."""
 
@@ -128,11 +173,19 @@ class TextLayer(Protocol):
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids. `add_special` adds what the vocabulary asks for at the start, once."""
 
-    def render_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+    def render_chat(self, messages: Sequence[ChatMessage], options: ChatOptions = PLAIN_CHAT) -> list[int]:
         """Token ids of a conversation that waits for the assistant. Raises `InvalidRequest` (`chat_template_missing`, …)."""
 
-    def render_text(self, messages: Sequence[ChatMessage]) -> str:
+    def render_text(self, messages: Sequence[ChatMessage], options: ChatOptions = PLAIN_CHAT) -> str:
         """The text that `render_chat` tokenises. Raises what it raises."""
+
+    def plan_answer(
+        self, options: ChatOptions = PLAIN_CHAT, choice: ToolChoice = ANY_TOOL, asked: OutputFormat | None = None
+    ) -> AnswerPlan:
+        """How the answer to a conversation with these options is read. `asked` is the format that the caller wants.
+
+        Raises `InvalidRequest` (`unsupported_by_model`) for a choice of tools that cannot be enforced.
+        """
 
     def piece(self, token: int) -> bytes:
         """The bytes that a token stands for; empty for control tokens."""
@@ -147,6 +200,12 @@ class ChatMessage(msgspec.Struct, frozen=True):
     role: str
     content: str = ""
     name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    """What an assistant called; `content` may be empty then."""
+    tool_call_id: str | None = None
+    """Which call a tool answers."""
+    reasoning: str | None = None
+    """What an assistant thought before it answered."""
 
 
 class LoadedModel(msgspec.Struct, frozen=True):

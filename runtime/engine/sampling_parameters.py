@@ -29,6 +29,9 @@ class SamplingParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     seed: int = 0
     """Below 2**64. Whoever builds the request draws one when the caller gave none: it is never a constant by accident."""
     choice: int = 0
+    banned: tuple[int, ...] = ()
+    """Tokens that are not drawn while the output has fewer than `banned_until` tokens: end tokens, for a shortest answer."""
+    banned_until: int = 0
 
 
 class SamplingChoices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tripower.runtime.engine.constraint import Constraint
+from tripower.runtime.engine.logprobs import NO_LOGPROBS, RowReport
 from tripower.runtime.engine.sampling_parameters import SamplingParameters
 
 STOP, STEPS_DONE, STEPS_MAX, SLOTS, SIGNAL_FD, TURN = range(6)
@@ -25,7 +27,7 @@ class StepTable:
     Arrays, all C-contiguous: `control` int64 [8]; `sequence`, `position`, `output_index`, `remaining` int64 [slots_max]; `last`
     int64 [slots_max] (the token to evaluate next); `drawn` and `evaluated` int32 [steps_max, slots_max]; `ends` uint8
     [vocabulary_size] (1 at end-of-generation tokens). Python-only columns: `pending` (tokens still to evaluate), `history` (a native
-    loop keeps it up only where a penalty looks at it), `sampling`, `prompt_length`.
+    loop keeps it up only where a penalty looks at it), `sampling`, `prompt_length`, `constraint`, `logprobs`, `prompt_logprobs`.
     """
 
     def __init__(self, *, slots_max: int, steps_max: int, rows_max: int, mixed_rows: int = 0) -> None:
@@ -46,6 +48,11 @@ class StepTable:
         self.sampling: list[SamplingParameters] = []
         self.ends: list[frozenset[int]] = []
         self.prompt_length: list[int] = []
+        self.constraint: list[Constraint | None] = []
+        self.logprobs: list[int] = []
+        self.prompt_logprobs: list[int] = []
+        self.reports: dict[int, dict[int, RowReport]] = {}
+        """By step and slot, for slots that asked for log probabilities: there before `steps_done` tells of the step."""
 
     @property
     def slots(self) -> int:
@@ -67,6 +74,13 @@ class StepTable:
     def turn(self) -> bool:
         """Whether a native loop was asked to come back."""
         return bool(self.control[TURN])
+
+    @property
+    def stepwise(self) -> bool:
+        """Whether some slot needs Python between steps: a constraint to ask, or log probabilities to report."""
+        return any(each is not None for each in self.constraint) or any(
+            wanted != NO_LOGPROBS for wanted in (*self.logprobs, *self.prompt_logprobs)
+        )
 
     def request_stop(self) -> None:
         """Ask the lane to end at the next boundary. Synchronous, from any thread."""
@@ -90,7 +104,10 @@ class StepTable:
         self.control[:] = 0
         self.control[STEPS_MAX] = steps_max
         self.control[SIGNAL_FD] = -1
-        for column in (self.pending, self.history, self.sampling, self.ends, self.prompt_length):
+        for column in (
+            self.pending, self.history, self.sampling, self.ends, self.prompt_length,
+            self.constraint, self.logprobs, self.prompt_logprobs, self.reports,
+        ):  # fmt: skip
             column.clear()
 
     def add(
@@ -105,8 +122,15 @@ class StepTable:
         ends: frozenset[int],
         history: Sequence[int],
         prompt_length: int,
+        constraint: Constraint | None = None,
+        logprobs: int = NO_LOGPROBS,
+        prompt_logprobs: int = NO_LOGPROBS,
     ) -> None:
-        """Fill the next slot. `pending` holds the tokens that are not evaluated yet, at least one."""
+        """Fill the next slot. `pending` holds the tokens that are not evaluated yet, at least one.
+
+        `constraint` stands where the tokens before `pending` have brought it. `logprobs` and `prompt_logprobs` are numbers of
+        alternatives at each drawn token, and at each token of the prompt.
+        """
         slot = self.slots
         assert slot < self.slots_max and pending
         self.sequence[slot] = sequence
@@ -119,6 +143,9 @@ class StepTable:
         self.sampling.append(sampling)
         self.ends.append(ends)
         self.prompt_length.append(prompt_length)
+        self.constraint.append(constraint)
+        self.logprobs.append(logprobs)
+        self.prompt_logprobs.append(prompt_logprobs)
         self.control[SLOTS] = slot + 1
 
     def commit(self, evaluated: Sequence[int], drawn: Sequence[int]) -> None:

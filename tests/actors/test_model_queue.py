@@ -24,7 +24,7 @@ from tests.actors.rigs import (
 from tripower.actors.device import RunSteps, StepOrder, StepsCommitted, StepsDone
 from tripower.actors.dialogue import Failed, GenerationEvent, GenerationFinished, GenerationStarted, SamplingChoices
 from tripower.actors.model_queue import ModelQueueActor
-from tripower.actors.queueing import Generate, Leave, QueueLimits, outlet_room
+from tripower.actors.queueing import AnswerParts, Generate, Leave, QueueLimits, outlet_room
 from tripower.actors.runtime import Runtime
 from tripower.backends.toy import ToyEngine, ToyText
 from tripower.backends.toy.engine import END, absorb, draw
@@ -415,7 +415,7 @@ async def test_a_request_that_cannot_run_is_refused_at_the_door(
         await warm_up(runtime)
         queue = (await runtime.load("toy")).queue
         with pytest.raises(InvalidRequest) as caught:
-            await queue.ask(message, live=Outlet(outlet_room(max(message.max_tokens, 0))))
+            await queue.ask(message, live=AnswerParts(Outlet(outlet_room(max(message.max_tokens, 0)))))
         assert caught.value.param == param
         assert param or caught.value.code == "context_length_exceeded"
         assert queue_figures(runtime).refused == 1 and figures(runtime, "queue:toy").crashes == 0
@@ -471,7 +471,7 @@ async def test_a_job_that_went_wrong_may_still_run_and_never_meets_its_successor
         model = LoadedModel(ToyEngine(), ToyText())
         queue = system.spawn(lambda: ModelQueueActor("toy", model, device, limits), name="queue")
         outlet: Outlet[GenerationEvent] = Outlet(outlet_room(1))
-        await queue.ask(Generate((1,), 1, SamplingParameters()), live=outlet)
+        await queue.ask(Generate((1,), 1, SamplingParameters()), live=AnswerParts(outlet))
         await trio.sleep(10)
         assert [type(event) for event in await outlet.receive()] == [GenerationStarted, Failed]
     first, again, closing = tables[-3:]
@@ -482,7 +482,7 @@ async def test_leaving_twice_or_with_an_unknown_ticket_is_ignored(autojump_clock
     async with open_toy() as (runtime, backend):
         await warm_up(runtime)
         queue = (await runtime.load("toy")).queue
-        ticket = (await queue.ask(Generate((1,), 5, SamplingParameters()), live=Outlet(7))).ticket
+        ticket = (await queue.ask(Generate((1,), 5, SamplingParameters()), live=AnswerParts(Outlet(7)))).ticket
         for number in (ticket, ticket, ticket + 100, -1):
             queue.control(Leave(number))
         await trio.sleep(10)

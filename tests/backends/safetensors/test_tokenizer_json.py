@@ -220,7 +220,7 @@ def test_a_conversation_is_rendered_as_transformers_renders_it(place: str, copy:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Grüezi 👋"}]
     expected = transformers.AutoTokenizer.from_pretrained(copy).apply_chat_template(messages, add_generation_prompt=True)
     assert layer.has_chat_template
-    assert layer.render_chat([ChatMessage(**each) for each in messages]) == list(expected["input_ids"])
+    assert layer.render_chat([ChatMessage(each["role"], each["content"]) for each in messages]) == list(expected["input_ids"])
 
 
 def test_control_texts_in_a_message_stay_text(copy: Path) -> None:

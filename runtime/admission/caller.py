@@ -1,0 +1,18 @@
+"""Who asks: what admission needs to know of an identity, and nothing else of it."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
+    """An identity and its share. Everybody without a key is one identity, the empty one."""
+
+    identity: str = ""
+    weight: float = 1.0
+    """Share of the service relative to other identities, above 0."""
+    concurrency_max: int = 0
+    """Requests of this identity that may have a seat or a waiting place at once; 0: no limit of its own."""
+
+
+ANYBODY = Caller()
