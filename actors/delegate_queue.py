@@ -20,9 +20,9 @@ import trio
 
 from tripower.actors.dialogue import Failed, GenerationEvent, GenerationFinished, GenerationStarted, Timings, TokenChunk, Usage
 from tripower.actors.queue_books import QueueBooks, SeatBooks
-from tripower.actors.queueing import AnswerParts, DrainQueue, Enqueued, Leave, QueueLimits, QueueStatistics
+from tripower.actors.queueing import AnswerParts, DrainQueue, Enqueued, Leave, QueueLimits, QueueStatistics, SettleQueue
 from tripower.backends.text.stream import StopMatcher
-from tripower.runtime.admission import Gate
+from tripower.runtime.admission import ANYBODY, Caller, Gate
 from tripower.runtime.engine import DelegateEnd, DelegateEvent, DelegateRequest, LoadedDelegate
 from tripower.runtime.engine.step_table import NOT_DRAWN
 from tripower.runtime.kernel import (
@@ -49,15 +49,19 @@ class GenerateText(Ask[Enqueued], frozen=True):
     """Answer this request. The envelope carries the `Outlet` of `OUTLET_ROOM` items that the events go to."""
 
     request: DelegateRequest
+    caller: Caller = ANYBODY
+    priority: int = 0
 
 
 class StreamClosed(Message, frozen=True):
     """From a stream's own task, after the delegate has let go of it. The envelope carries a `TripowerError`, or None."""
 
     ticket: int
+    served: float
+    """Tokens that it took, about."""
 
 
-Command = GenerateText | Leave | StreamClosed | DrainQueue
+Command = GenerateText | Leave | StreamClosed | DrainQueue | SettleQueue
 
 
 @attrs.define(eq=False)
@@ -111,6 +115,8 @@ class DelegateQueueActor(Actor[Command]):
                 return self._close(message)
             case DrainQueue():
                 return self._books.drain(self.envelope, quiet=self._quiet)
+            case SettleQueue():
+                return self._books.settle(self.envelope, self._live)
         assert_never(message)
 
     @property
@@ -136,7 +142,12 @@ class DelegateQueueActor(Actor[Command]):
             now=now,
             deadline=self.envelope.deadline,
             check=lambda: engine.abilities.check(message.request, engine.info.backend),
+            caller=message.caller,
+            priority=message.priority,
+            cost=likely_cost(message.request),
         )
+        for displaced, error in self._books.take_displaced():
+            self._fail(self._live[displaced], error)
         parts: AnswerParts = self.envelope.live
         stops = StopMatcher(message.request.stop) if message.request.stop else None
         stream = _Stream(ticket, message.request, parts.outlet, self.envelope.deadline, now, stops)
@@ -186,7 +197,7 @@ class DelegateQueueActor(Actor[Command]):
             error = None  # the answer is complete, however its source was left
         elif error is None:
             error = DeadlineExceeded("the deadline passed while tokens were generated")
-        self.ref.control(StreamClosed(stream.ticket), live=error)
+        self.ref.control(StreamClosed(stream.ticket, prompt_cost(stream.request) + stream.tokens), live=error)
 
     async def _follow(self, stream: _Stream) -> None:
         async with self._engine.stream(stream.request, seconds=remaining_seconds(stream.deadline)) as events:
@@ -232,7 +243,7 @@ class DelegateQueueActor(Actor[Command]):
         else:
             self._runs.failed += 1
             self._fail(stream, error)
-        self.gate.leave(message.ticket)
+        self.gate.leave(message.ticket, served=message.served)
         self._admit_waiting()
 
     def _finish(self, stream: _Stream, now: float) -> None:
@@ -261,6 +272,25 @@ class DelegateQueueActor(Actor[Command]):
         """Streams count as members; the steps are the delegate's own affair."""
         runs = self._runs
         return self._books.statistics(live=len(self._live), step_running=runs.running > 0, batch=runs.statistics())
+
+
+TOKEN_CHARACTERS = 4
+"""Of a prompt, about: nobody but the delegate knows how many tokens it is."""
+ANSWER_TOKENS = 512
+"""Of an answer whose length nobody has bounded."""
+
+
+def prompt_cost(request: DelegateRequest) -> float:
+    """Tokens of the prompt, about, for the order among identities."""
+    if request.messages is not None:
+        return sum(len(message.content) for message in request.messages) / TOKEN_CHARACTERS
+    prompt = request.prompt or ""
+    return len(prompt) / TOKEN_CHARACTERS if isinstance(prompt, str) else len(prompt)
+
+
+def likely_cost(request: DelegateRequest) -> float:
+    """Tokens that a request may take; what it does not take is given back at its end."""
+    return prompt_cost(request) + (ANSWER_TOKENS if request.max_tokens is None else request.max_tokens)
 
 
 def delegate_message(request: DelegateRequest, loaded: LoadedDelegate) -> GenerateText:

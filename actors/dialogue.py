@@ -48,7 +48,10 @@ _ERRORS: tuple[type[TripowerError], ...] = (
     Unavailable,
     *UPSTREAM_ERRORS,
 )
-ERRORS: Mapping[str, type[TripowerError]] = {"context_length_exceeded": InvalidRequest} | {kind.code: kind for kind in _ERRORS}
+ERRORS: Mapping[str, type[TripowerError]] = {
+    "context_length_exceeded": InvalidRequest,
+    "share_exceeded": Overloaded,
+} | {kind.code: kind for kind in _ERRORS}
 """What can end a generation that has begun; an error with a code of its own comes back as `TripowerError`."""
 
 
@@ -81,6 +84,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     progress: bool = False
     """Whether `PromptProgress` is wanted while the prompt is evaluated."""
     caller: Caller = ANYBODY
+    request_id: str = ""
+    """Whatever whoever asks calls it; told with the seat that it has, and nothing else."""
+    traceparent: str = ""
+    """The trace that the work belongs to, in W3C's form; a remote engine is told."""
     priority: int = 0
     """Among the requests of one caller, and never so that another one waits for ever: higher goes first, -100 to 100."""
 

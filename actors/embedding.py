@@ -13,6 +13,7 @@ import trio
 from tripower.actors.embedding_queue import Embed
 from tripower.actors.generation import FindReady
 from tripower.actors.preparation import INLINE_CHARACTERS
+from tripower.runtime.admission import ANYBODY, Caller
 from tripower.runtime.engine import EngineInfo
 from tripower.runtime.engine.encoder import EncoderText, LoadedEncoder, Vectors
 from tripower.runtime.kernel import DeadlineExceeded, InvalidRequest
@@ -37,6 +38,7 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Cut every vector to so many values and give it unit length again; None: all."""
     truncate: int | None = None
     """Keep so many tokens of a longer input, its beginning; `WHOLE`: as many as the model takes. None: refuse what is too long."""
+    caller: Caller = ANYBODY
 
     def inputs(self) -> list[tuple[str, Input]]:
         """Each with what refusals call it. Raises `InvalidRequest` for a mixture of ids and texts on one level."""
@@ -76,7 +78,7 @@ async def embed(find: FindReady, request: EmbeddingRequest, deadline: float) -> 
     dimensions = _dimensions(request, loaded)
     rows = await _rows_in_time(request, loaded, deadline)
     vectors = np.empty((len(rows), loaded.engine.dimensions), np.float32)
-    embedded = await ready.queue.ask(Embed(rows), deadline=deadline, live=vectors)
+    embedded = await ready.queue.ask(Embed(rows, request.caller), deadline=deadline, live=vectors)
     return Embeddings(
         request.model,
         cut_vectors(vectors, dimensions),

@@ -17,8 +17,8 @@ import trio
 
 from tripower.actors.device import EncodeRows, EncodingOrder
 from tripower.actors.queue_books import QueueBooks, SeatBooks
-from tripower.actors.queueing import DrainQueue, QueueLimits, QueueStatistics
-from tripower.runtime.admission import Gate
+from tripower.actors.queueing import DrainQueue, QueueLimits, QueueStatistics, SettleQueue
+from tripower.runtime.admission import ANYBODY, Caller, Gate
 from tripower.runtime.engine.encoder import LoadedEncoder, Vectors
 from tripower.runtime.kernel import (
     LATER,
@@ -36,6 +36,7 @@ class Embed(Ask["Embedded"], frozen=True):
     """Encode these rows. The envelope carries the array [rows, dimensions] that the vectors go to. Answered when they are there."""
 
     rows: tuple[tuple[int, ...], ...]
+    caller: Caller = ANYBODY
 
 
 class Embedded(Message, frozen=True):
@@ -51,7 +52,7 @@ class EncodingEnded(Message, frozen=True):
     ticket: int
 
 
-Command = Embed | EncodingEnded | DrainQueue
+Command = Embed | EncodingEnded | DrainQueue | SettleQueue
 
 
 @attrs.define(eq=False)
@@ -103,6 +104,8 @@ class EmbeddingQueueActor(Actor[Command]):
                 return self._end(message)
             case DrainQueue():
                 return self._books.drain(self.envelope, quiet=self._quiet)
+            case SettleQueue():
+                return self._books.settle(self.envelope, self._live)
         assert_never(message)
 
     @property
@@ -121,7 +124,10 @@ class EmbeddingQueueActor(Actor[Command]):
 
     def _embed(self, message: Embed) -> Any:
         now, envelope = trio.current_time(), self.envelope
-        ticket, seated = self._books.arrive(now=now, deadline=envelope.deadline)
+        cost = sum(map(len, message.rows))
+        ticket, seated = self._books.arrive(now=now, deadline=envelope.deadline, caller=message.caller, cost=cost)
+        for displaced, error in self._books.take_displaced():
+            self._fail(self._live.pop(displaced), error)
         request = self._live[ticket] = _Request(ticket, message.rows, envelope.live, envelope, now)
         envelope.on_abandon = lambda: self._abandon(request)
         if seated:

@@ -14,11 +14,17 @@ from typing import Any, Self
 
 import trio
 
+from tripower.actors.assistant_message import AssistantMessage, MessageBuilder
 from tripower.actors.dialogue import AnswerEvent, Failed, GenerationEvent, GenerationFinished, GenerationRequest
 from tripower.actors.models import ReadyModel
-from tripower.actors.preparation import check_request, prepare
-from tripower.actors.queueing import AnswerParts, Leave
-from tripower.runtime.kernel import DeadlineExceeded, Outlet, Ref
+from tripower.actors.preparation import PLAIN_PLAN, Prepared, prepare, prepare_choice
+from tripower.actors.queueing import MODEL_UNLOADING, AnswerParts, Leave
+from tripower.actors.request_checks import check_request
+from tripower.runtime.engine import AnswerPlan, AnswerReader, TextLayer
+from tripower.runtime.kernel import DeadlineExceeded, Outlet, Ref, Unavailable
+
+UNLOADS_MAX = 3
+"""How often a request follows a model that is unloaded just before it arrives."""
 
 FindReady = Callable[[str, float], Awaitable[ReadyModel]]
 
@@ -30,15 +36,24 @@ class Generation:
     `DeadlineExceeded` or `ModelRefused` before anything has been generated. Then take bursts with `receive`, or iterate over single
     events. Leaving frees the seat at the next step boundary.
 
+    `like` is another choice of the same request, entered before: what is the same of both is not made again.
+
     Without a block, `async for event in generation` enters at its first event. Then an exception ends it too, a cancellation
     included, and a `break` does as soon as nothing refers to the generation any more: at once, if the loop had the only reference.
     """
 
-    def __init__(self, find: FindReady, request: GenerationRequest, deadline: float) -> None:
+    def __init__(self, find: FindReady, request: GenerationRequest, deadline: float, *, like: Generation | None = None) -> None:
         self.model = request.model
-        self.prompt_tokens = 0
+        self.prompt: tuple[int, ...] = ()
+        """The prompt's tokens, once it is entered; empty where only the engine knows them."""
+        self.text: TextLayer | None = None
+        """What spells tokens; None where only the engine can."""
+        self.plan: AnswerPlan = PLAIN_PLAN
+        """How the answer is read; see `new_reader`."""
         self.seed = 0
         self.ended = False
+        self._like = like
+        self._prepared: Prepared | None = None
         self._find = find
         self._request = request
         self._deadline = deadline
@@ -55,13 +70,51 @@ class Generation:
         self._entered = True
         self._token = trio.lowlevel.current_trio_token()
         check_request(self._request)
-        ready = await self._find(self._request.model, self._deadline)
-        prepared = await prepare(ready, self._request)
-        self.prompt_tokens, self.seed = prepared.prompt_tokens, prepared.seed
-        self._outlet = Outlet(prepared.room)
-        enqueued = await ready.queue.ask(prepared.message, deadline=self._deadline, live=AnswerParts(self._outlet))
-        self._queue, self.ticket = ready.queue, enqueued.ticket
+        for attempt in range(UNLOADS_MAX + 1):
+            try:
+                await self._enqueue()
+                break
+            except Unavailable as error:
+                if error.code != MODEL_UNLOADING or attempt == UNLOADS_MAX:
+                    raise
         return self
+
+    async def _enqueue(self) -> None:
+        """Find the model and a place in its queue. Raises `Unavailable` (`model_unloading`) when the model was leaving meanwhile."""
+        ready = await self._find(self._request.model, self._deadline)
+        prepared = self._prepared = await self._prepare(ready)
+        self.prompt, self.text, self.plan, self.seed = prepared.prompt, prepared.text, prepared.plan, prepared.seed
+        self._outlet = Outlet(prepared.room)
+        parts = AnswerParts(self._outlet, prepared.constraint)
+        enqueued = await ready.queue.ask(prepared.message, deadline=self._deadline, live=parts)
+        self._queue, self.ticket = ready.queue, enqueued.ticket
+
+    async def _prepare(self, ready: ReadyModel) -> Prepared:
+        like = self._like
+        if like is not None and like._prepared is not None and like.text is getattr(ready.loaded, "text", None):
+            return await prepare_choice(like._prepared, self._request)
+        return await prepare(ready, self._request)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How many tokens the prompt has, once it is entered; 0 where only the engine can count them."""
+        return len(self.prompt)
+
+    def new_reader(self) -> AnswerReader:
+        """What takes the answer's text, piece by piece, to what is said, what is thought, and what is to be called."""
+        return self.plan.new_reader()
+
+    async def message(self) -> AssistantMessage:
+        """The whole answer in its parts; enters first where that has not happened. Blocks until its end.
+
+        Raises what entering raises, and the error of an answer that fails. Not to be mixed with iterating.
+        """
+        builder: MessageBuilder | None = None
+        async for event in self:
+            builder = builder or MessageBuilder(self.new_reader())
+            builder.take(event)
+        assert builder is not None, "the generation has been read before"
+        return builder.message()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

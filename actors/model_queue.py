@@ -15,12 +15,13 @@ import logging
 from collections.abc import Iterator
 from typing import Any, assert_never
 
-import attrs
+import msgspec
 import trio
 
 from tripower.actors.device import RunSteps, StepOrder, StepsCommitted, StepsDone
-from tripower.actors.dialogue import Failed, GenerationEvent, GenerationFinished, GenerationStarted, Timings, TokenChunk, Usage
+from tripower.actors.dialogue import Failed, GenerationFinished, Timings, TokenChunk, Usage
 from tripower.actors.queue_books import QueueBooks
+from tripower.actors.queued_generation import QueuedGeneration, check_generate
 from tripower.actors.queueing import (
     AnswerParts,
     CloseStates,
@@ -30,10 +31,12 @@ from tripower.actors.queueing import (
     Leave,
     QueueLimits,
     QueueStatistics,
+    SeatStatistics,
+    SettleQueue,
 )
 from tripower.backends.text.stream import TextStream
 from tripower.runtime.admission import Gate
-from tripower.runtime.batching import Batch, Member
+from tripower.runtime.batching import NO_REPORTS, Batch, Member
 from tripower.runtime.engine import LoadedModel, StepTable
 from tripower.runtime.engine.step_table import INVALID_LOGITS
 from tripower.runtime.kernel import (
@@ -41,8 +44,6 @@ from tripower.runtime.kernel import (
     ActorGone,
     DeadlineExceeded,
     DeviceFailed,
-    InvalidRequest,
-    Outlet,
     Ref,
     TripowerError,
 )
@@ -55,25 +56,7 @@ CLOSE_AFTER_SECONDS = 0.2
 """States of members that left are closed with the next job; this much later where no job follows, so that short requests one after
 the other cost one job each."""
 
-Command = Generate | Leave | StepsCommitted | StepsDone | DrainQueue | CloseStates
-
-
-@attrs.define(eq=False)
-class _Generation:
-    """What the queue remembers of one request."""
-
-    ticket: int
-    request: Generate
-    outlet: Outlet[GenerationEvent]
-    text: TextStream
-    deadline: float
-    arrived_at: float
-    seated_at: float = 0.0
-    first_token_at: float = 0.0
-    begun: bool = False
-    """Whether the stream's beginning has been said: with the first step's news, so that it costs no wake-up of its own."""
-    member: Member[_Generation] | None = None
-    """None again at its end: the two refer to each other, and would keep the model's text layer until a collection."""
+Command = Generate | Leave | StepsCommitted | StepsDone | DrainQueue | CloseStates | SettleQueue
 
 
 class ModelQueueActor(Actor[Command]):
@@ -96,10 +79,10 @@ class ModelQueueActor(Actor[Command]):
         self.gate: Gate[int] = Gate(active_limit=limits.members_max, waiting_limit=limits.waiting_max)
         self._tickets = itertools.count() if tickets is None else tickets
         self._books = QueueBooks(model, limits.members_max, self.gate, tickets=self._tickets)
-        self._batch: Batch[_Generation] = Batch(limits.members_max, sequences=sequences)
+        self._batch: Batch[QueuedGeneration] = Batch(limits.members_max, sequences=sequences)
         self._table = self._new_table()
         self._job = -1
-        self._live: dict[int, _Generation] = {}
+        self._live: dict[int, QueuedGeneration] = {}
         self._seen_steps = 0
         self._failures = 0
         self._closing = False
@@ -135,6 +118,8 @@ class ModelQueueActor(Actor[Command]):
                 return self._end_job(message) if message.job == self._job else None
             case DrainQueue():
                 return self._books.drain(self.envelope, quiet=self._quiet)
+            case SettleQueue():
+                return self._books.settle(self.envelope, self._live)
             case CloseStates():
                 return self._close_states()
         assert_never(message)
@@ -157,42 +142,38 @@ class ModelQueueActor(Actor[Command]):
 
     def _generate(self, message: Generate) -> Enqueued:
         now = trio.current_time()
-        ticket, seated = self._books.arrive(
-            now=now, deadline=self.envelope.deadline, check=lambda: self._check_request(message)
-        )
         parts: AnswerParts = self.envelope.live
-        generation = _Generation(
-            ticket, message, parts.outlet, TextStream(self._text, message.stop), self.envelope.deadline, now
+        constraint = parts.constraint
+        ticket, seated = self._books.arrive(
+            now=now,
+            deadline=self.envelope.deadline,
+            check=lambda: check_generate(message, self._engine.info, constrained=constraint is not None),
+            caller=message.caller,
+            priority=message.priority,
+            cost=len(message.prompt) + message.max_tokens,
         )
+        for displaced, error in self._books.take_displaced():
+            self._fail(self._live[displaced], error)
+        text = TextStream(self._text, message.stop, visible=message.visible)
+        generation = QueuedGeneration(ticket, message, parts.outlet, text, self.envelope.deadline, now, constraint)
         self._live[ticket] = generation
         if seated:
             self._seat(generation, now)
             self._advance()
         return Enqueued(ticket)
 
-    def _check_request(self, message: Generate) -> None:
-        context = self._engine.info.context_max
-        if not message.prompt:
-            raise InvalidRequest("the prompt is empty", param="prompt")
-        if message.max_tokens < 0:
-            raise InvalidRequest("max_tokens must not be negative", param="max_tokens")
-        if "" in message.stop:
-            raise InvalidRequest("a stop string is empty", param="stop")
-        if len(message.prompt) + max(message.max_tokens, 1) > context + 1:
-            raise InvalidRequest(
-                f"{len(message.prompt)} prompt tokens and {message.max_tokens} new ones do not fit a context of {context}",
-                code="context_length_exceeded",
-            )
-
-    def _seat(self, generation: _Generation, now: float) -> None:
+    def _seat(self, generation: QueuedGeneration, now: float) -> None:
         request = generation.request
         generation.seated_at = now
         generation.member = self._batch.join(
             request.prompt,
             max_tokens=request.max_tokens,
             sampling=request.sampling,
-            ends=frozenset() if request.ignore_eos else self._text.end_tokens,
+            ends=frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else self._text.end_tokens),
             owner=generation,
+            constraint=generation.constraint,
+            logprobs=request.logprobs,
+            prompt_logprobs=request.prompt_logprobs,
         )
 
     def _leave(self, message: Leave) -> None:
@@ -205,24 +186,19 @@ class ModelQueueActor(Actor[Command]):
         generation.member = None
         self._advance()
 
-    def _release(self, generation: _Generation, *, failed: bool = False, expired: bool = False) -> None:
+    def _release(self, generation: QueuedGeneration, *, failed: bool = False, expired: bool = False) -> None:
         """Take a generation out of gate and batch."""
-        if generation.member is not None:
-            self._batch.leave(generation.member, failed=failed)
-        self.gate.leave(generation.ticket, expired=expired)
+        member = generation.member
+        if member is not None:
+            self._batch.leave(member, failed=failed)
+        self.gate.leave(generation.ticket, expired=expired, served=None if member is None else tokens_served(member))
 
-    def _say(self, generation: _Generation, event: GenerationEvent) -> None:
-        if not generation.begun and generation.member is not None:
-            generation.begun = True
-            generation.outlet.put(GenerationStarted(generation.seated_at - generation.arrived_at))
-        generation.outlet.put(event)
-
-    def _fail(self, generation: _Generation, error: TripowerError) -> None:
+    def _fail(self, generation: QueuedGeneration, error: TripowerError) -> None:
         if self._live.pop(generation.ticket, None) is None:
             return
         expired = self._books.count_failed(error)
         self._release(generation, failed=not expired, expired=expired)
-        self._say(generation, Failed(error.code, error.message, error.status, error.kind))
+        generation.say(Failed.of(error))
         generation.member = None
 
     # Running.
@@ -247,6 +223,8 @@ class ModelQueueActor(Actor[Command]):
     def _start_job(self) -> None:
         """Order steps for everybody in the batch; for nobody, only what has been left behind is closed."""
         self._seen_steps = 0
+        for member in self._batch.members:
+            member.rank = self.gate.rank(member.owner.ticket)
         keeping, opening = self._batch.plan(self._table, steps_max=self._limits.steps_per_job)
         self._job = job = next(self._tickets)
         me = self.ref
@@ -263,11 +241,11 @@ class ModelQueueActor(Actor[Command]):
                 self._fail(generation, ActorGone("the device is not available"))
             self._close_states_later()
 
-    def _drop_expired(self, generation: _Generation) -> None:
+    def _drop_expired(self, generation: QueuedGeneration) -> None:
         """The gate found the deadline passed when a place was free, and has counted it."""
         error = DeadlineExceeded("the deadline passed in the waiting room")
         self._books.count_failed(error)
-        self._say(generation, Failed(error.code, error.message, error.status, error.kind))
+        generation.say(Failed.of(error))
 
     def _expire_members(self, now: float) -> bool:
         """Fail members whose time is over; whether there were any."""
@@ -283,51 +261,54 @@ class ModelQueueActor(Actor[Command]):
         slots = table.slots
         for step in range(self._seen_steps, steps):
             evaluated, drawn = table.evaluated[step, :slots].tolist(), table.drawn[step, :slots].tolist()
-            for member, token in self._batch.commit(evaluated, drawn):
+            for member, token in self._batch.commit(evaluated, drawn, table.reports.get(step, NO_REPORTS)):
                 self._take_token(member, token, now)
         if steps > self._seen_steps:
             self._failures = 0
         self._seen_steps = steps
         for member in self._batch.members:
             generation = member.owner
+            generation.tell_prompt(now)
             if member.max_tokens == 0 and member.evaluated == len(member.prompt):
                 self._finish(generation, "length", now)
         if self._expire_members(now):
             self._table.request_stop()
-        if self.gate.waiting and self.gate.active < self._limits.members_max:
+        if self.gate.can_admit:
             self._table.request_stop()
 
-    def _take_token(self, member: Member[_Generation], token: int, now: float) -> None:
+    def _take_token(self, member: Member[QueuedGeneration], token: int, now: float) -> None:
         generation = member.owner
         if token == INVALID_LOGITS:
-            self._fail(generation, DeviceFailed("the model gave logits that are not finite", code="invalid_logits"))
+            what = "logits that are not finite" if member.constraint is None else "no token that the answer's format allows"
+            self._fail(generation, DeviceFailed(f"the model gave {what}", code="invalid_logits"))
             return
         if not generation.first_token_at:
             generation.first_token_at = now
+            generation.tell_prompt(now)
         if token in member.ends:
-            self._finish(generation, "stop", now)
+            self._finish(generation, "stop", now, token if token in generation.request.stop_token_ids else None)
             return
         text = generation.text.push(token)
-        self._say(generation, TokenChunk(token, text))
+        generation.say(TokenChunk(token, text, member.told))
         if generation.text.stopped:
-            self._finish(generation, "stop", now)
+            self._finish(generation, "stop", now, generation.text.matched)
             self._table.request_stop()  # the lane does not know, and would go on
         elif len(member.output) >= member.max_tokens:
             self._finish(generation, "length", now)
 
-    def _finish(self, generation: _Generation, reason: str, now: float) -> None:
+    def _finish(self, generation: QueuedGeneration, reason: str, now: float, stopped_by: str | int | None = None) -> None:
         member = generation.member
         assert member is not None
         del self._live[generation.ticket]
         self._batch.finish(member)
-        self.gate.leave(generation.ticket)
+        self.gate.leave(generation.ticket, served=tokens_served(member))
         first = generation.first_token_at or now
         timings = Timings(generation.seated_at - generation.arrived_at, first - generation.seated_at, now - first)
         usage = Usage(len(member.prompt), len(member.output))
         self._books.count_completed(
             now - generation.seated_at, prompt_tokens=usage.prompt_tokens, generated_tokens=usage.completion_tokens
         )
-        self._say(generation, GenerationFinished(reason, generation.text.finish(), usage, timings))
+        generation.say(GenerationFinished(reason, generation.text.finish(), usage, timings, stopped_by))
         generation.member = None
 
     def _end_job(self, message: StepsDone) -> None:
@@ -369,4 +350,26 @@ class ModelQueueActor(Actor[Command]):
 
     def statistics(self) -> QueueStatistics:
         batch = self._batch
-        return self._books.statistics(live=len(self._live), step_running=batch.running, batch=batch.statistics())
+        statistics = self._books.statistics(live=len(self._live), step_running=batch.running, batch=batch.statistics())
+        positions_max = self._limits.members_max * self._engine.info.context_max
+        return msgspec.structs.replace(statistics, positions_max=positions_max, seats=tuple(map(seat_statistics, batch.members)))
+
+
+def seat_statistics(member: Member[QueuedGeneration]) -> SeatStatistics:
+    """What is told of a member: figures, and who has the seat."""
+    request = member.owner.request
+    return SeatStatistics(
+        ticket=member.owner.ticket,
+        identity=request.caller.identity,
+        request_id=request.request_id,
+        prompt_tokens=len(member.prompt),
+        evaluated=member.evaluated,
+        generated=len(member.output),
+        tokens_max=member.max_tokens,
+        sampling=member.sampling,
+    )
+
+
+def tokens_served(member: Member[Any]) -> int:
+    """What a member has really had, for its account with the gate."""
+    return min(member.evaluated, len(member.prompt)) + len(member.output)

@@ -5,12 +5,16 @@ load gets its result; who gives up does not disturb the rest, and when the last 
 
 On request they go `loaded` → `unloading` → `unloaded`: the queue takes no more, its requests come to their ends, then the memory is freed.
 Who asks for the model meanwhile gets the next load. A load that is on its way is stopped instead.
+
+They go the same way unasked when they have been idle for long enough, or when another model needs their place: see `residency`. A model
+for which there is no place yet is `waiting`.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -20,8 +24,8 @@ import attrs
 import trio
 
 from tripower.actors.delegate_queue import DelegateQueueActor
-from tripower.actors.device import LoadEngine, LoadOrder, UnloadEngine
 from tripower.actors.embedding_queue import EmbeddingQueueActor
+from tripower.actors.loader import Loader
 from tripower.actors.model_queue import ModelQueueActor
 from tripower.actors.models import (
     EngineReport,
@@ -36,27 +40,26 @@ from tripower.actors.models import (
     ModelUnloaded,
     ReadyModel,
     RegistryStatistics,
+    ReviewResidency,
+    Standing,
     UnloadEnded,
     UnloadModel,
 )
-from tripower.actors.queueing import DrainQueue
+from tripower.actors.queueing import DrainQueue, QueueStatistics
+from tripower.actors.residency import Use
 from tripower.runtime.engine import (
     Backend,
     DelegateBackend,
     LoadedDelegate,
     LoadedModel,
-    LoadSpecification,
     Progress,
-    StepEngine,
 )
-from tripower.runtime.engine.encoder import EncoderEngine, LaneModel, LoadedEncoder
+from tripower.runtime.engine.encoder import LaneModel, LoadedEncoder
 from tripower.runtime.kernel import (
     LATER,
     Actor,
     ActorGone,
-    DeviceFailed,
     Envelope,
-    ModelRefused,
     NotFound,
     Ref,
     TripowerError,
@@ -66,10 +69,13 @@ from tripower.runtime.kernel import (
 
 log = logging.getLogger("tripower.registry")
 
-DEVICE_RETRY_SECONDS = 0.05
-"""Between two tries to unload while the device restarts."""
 
-Command = EnsureLoaded | UnloadModel | ListModels | LoadEnded | UnloadEnded
+FRESH_SECONDS = 1.0
+"""A model that was loaded for somebody does not make room before its first request has come, or has had so long to come."""
+EXPIRY_SECONDS_MIN = 0.01
+"""Between two looks at a model that should have gone by now."""
+
+Command = EnsureLoaded | UnloadModel | ListModels | ReviewResidency | LoadEnded | UnloadEnded
 
 
 @attrs.define(eq=False)
@@ -85,6 +91,10 @@ class _Entry:
     """Who wants it unloaded, and waits."""
     loaded: LaneModel | LoadedDelegate | None = None
     queue: Ref[Any] | None = None
+    standing: Standing = attrs.Factory(Standing)
+    wanted: int = 0
+    """Turn of the longest waiting among all that wait."""
+    loaded_at: float = 0.0
     tickets: Iterator[int] = attrs.Factory(itertools.count)
     sequences: Iterator[int] = attrs.Factory(itertools.count)
 
@@ -103,13 +113,14 @@ class ModelRegistryActor(Actor[Command]):
         find_model: FindModel | None = None,
     ) -> None:
         self._device = device
-        self._backends = backends
+        self._loader = Loader(device, backends, limits)
         self._limits = limits
         self._find_model = find_model
         now = int(time.time())
         self._entries = {source.name: _Entry(source, now) for source in sources}
         self._loads_ok = self._loads_failed = 0
         self._load_seconds = 0.0
+        self._turns = itertools.count()
 
     async def on_message(self, message: Command) -> Any:
         match message:
@@ -119,6 +130,8 @@ class ModelRegistryActor(Actor[Command]):
                 return self._begin_unload(message)
             case ListModels():
                 return ModelList(tuple(self._card(entry) for entry in self._entries.values()))
+            case ReviewResidency():
+                return self._review()
             case LoadEnded():
                 return self._end_load(message)
             case UnloadEnded():
@@ -130,32 +143,7 @@ class ModelRegistryActor(Actor[Command]):
             if entry.queue is not None:
                 await entry.queue.stop()
             if entry.loaded is not None:
-                await self._unload(entry.source.name, entry.loaded)
-
-    async def _unload(self, name: str, loaded: LaneModel | LoadedDelegate) -> TripowerError | None:
-        """Free a model, whoever runs it; what went wrong is returned, since it must not keep the other models loaded."""
-        if isinstance(loaded, LaneModel):
-            return await self._unload_engine(name, loaded.engine)
-        try:
-            await loaded.engine.close()
-        except Exception as error:  # the one seam where a delegate's exceptions become ours
-            log.exception("%s could not be closed", name)
-            return DeviceFailed(f"{name} could not be closed: {type(error).__name__}", code="unload_failed")
-        return None
-
-    async def _unload_engine(self, name: str, engine: StepEngine | EncoderEngine) -> TripowerError | None:
-        """Free a model on its lane. A device that crashed still ends its steps and comes back: nothing is freed under it."""
-        while not self._device.ended:
-            try:
-                await self._device.ask(UnloadEngine(name), live=engine)
-                return None
-            except Unavailable:
-                await trio.sleep(DEVICE_RETRY_SECONDS)
-            except TripowerError as error:
-                log.error("%s could not be unloaded: %s", name, error)
-                return error
-        engine.close()  # the device has gone for good, and its lane with it: nobody else can use the engine
-        return None
+                await self._loader.free(entry.source.name, entry.loaded)
 
     async def _entry(self, name: str) -> _Entry:
         """What is known of a model. The first time a name is asked for, its file's header is read, on a worker thread."""
@@ -184,15 +172,85 @@ class ModelRegistryActor(Actor[Command]):
     async def _ensure_loaded(self, message: EnsureLoaded) -> Any:
         entry = await self._entry(message.name)
         if entry.state == "loaded" and entry.loaded is not None and entry.queue is not None:
-            return ReadyModel(message.name, entry.queue, entry.loaded)
+            return ReadyModel(message.name, entry.queue, entry.loaded, entry.standing)
         envelope = self.envelope
+        if not entry.waiters:
+            entry.wanted = next(self._turns)
         entry.waiters.append(envelope)
         if envelope.live is not None:
             entry.progress.append(envelope.live)
         envelope.on_abandon = lambda: self._lose_interest(entry, envelope)
         if entry.state == "unloaded":
-            self._begin_load(entry)
+            entry.state = "waiting"
+            self.ref.control(ReviewResidency())
         return LATER
+
+    # Who is in memory.
+
+    def _fill_places(self) -> None:
+        """Load whoever waits and has a place; let somebody go for the others, one at a time."""
+        waiting = [entry for entry in self._entries.values() if entry.state == "waiting"]
+        for entry in sorted(waiting, key=lambda entry: entry.wanted):
+            resident = [each.state for each in self._entries.values() if each.state in ("loading", "loaded", "unloading")]
+            if not self._limits.residency.full(len(resident)):
+                self._begin_load(entry)
+            elif "unloading" in resident or not self._make_room("loading" in resident, entry):
+                return
+
+    def _make_room(self, others_load: bool, entry: _Entry) -> bool:
+        """Let one loaded model go. False when somebody has to be waited for; who waits for a place that never comes is refused."""
+        uses = {each.source.name: self._use(each) for each in self._entries.values() if each.queue}
+        name = self._limits.residency.victim(uses)
+        if name is not None:
+            self._start_unload(self._entries[name])
+        elif not others_load and not any(use.fresh and not use.pinned for use in uses.values()):
+            places = self._limits.residency.models_max
+            self._refuse_waiters(
+                entry,
+                Unavailable(
+                    f"all {places} places are taken by models that stay loaded: unload one, or raise engine.models_max",
+                    code="model_slots_busy",
+                ),
+            )
+            return True
+        return False
+
+    def _refuse_waiters(self, entry: _Entry, error: TripowerError) -> None:
+        """Nothing is loaded for those who wait."""
+        entry.state = "unloaded"
+        waiters, entry.waiters = entry.waiters, []
+        entry.progress.clear()
+        for envelope in waiters:
+            envelope.refuse(error)
+
+    def _use(self, entry: _Entry) -> Use:
+        figures = entry.queue.details if entry.queue is not None else None
+        fresh = trio.current_time() < entry.loaded_at + FRESH_SECONDS
+        if not isinstance(figures, QueueStatistics):  # it starts, or starts again
+            return Use(entry.source.pinned, True, entry.loaded_at, fresh)
+        fresh = fresh and not figures.arrivals
+        return Use(entry.source.pinned, figures.live > 0, max(figures.ended_at, entry.loaded_at), fresh)
+
+    async def _keep(self, entry: _Entry, queue: Ref[Any]) -> None:
+        """Ask for the model's end when it has been idle for long enough. In a task of its own, as long as it is loaded."""
+        while entry.queue is queue and entry.state == "loaded":
+            now = trio.current_time()
+            due = self._limits.residency.due(self._use(entry), now)
+            await trio.sleep_until(max(due, now + EXPIRY_SECONDS_MIN))
+            self.ref.control(ReviewResidency())
+
+    def _review(self) -> None:
+        now = trio.current_time()
+        for name, entry in self._entries.items():
+            if entry.state == "loaded" and self._limits.residency.expired(self._use(entry), now):
+                log.info("%s has been idle for %g s: unloading it", name, self._limits.residency.keep_alive_seconds)
+                self._start_unload(entry)
+        self._fill_places()
+
+    async def _look_again(self) -> None:
+        """A fresh model is not fresh any more: whoever waits for its place may have it."""
+        await trio.sleep(FRESH_SECONDS)
+        self.ref.control(ReviewResidency())
 
     def _begin_load(self, entry: _Entry) -> None:
         entry.state = "loading"
@@ -205,66 +263,35 @@ class ModelRegistryActor(Actor[Command]):
             entry.waiters.remove(envelope)
         if envelope.live in entry.progress:
             entry.progress.remove(envelope.live)
-        if not entry.waiters and entry.scope is not None and envelope.deadline > trio.current_time():
+        if entry.waiters:
+            return
+        if entry.state == "waiting":
+            entry.state = "unloaded"
+        elif entry.scope is not None and envelope.deadline > trio.current_time():
             entry.scope.cancel(reason="nobody waits for this load any more")
 
     async def _load(self, entry: _Entry, scope: trio.CancelScope) -> None:
         """One load, in a task of its own, since a handler must not wait that long."""
-        source = entry.source
-        specification = LoadSpecification(
-            name=source.name,
-            source=source.source,
-            context=self._limits.context,
-            sequences_max=self._limits.queue.members_max,
-            state_bytes_max=self._limits.state_bytes_max,
-            threads=self._limits.threads,
-            prefill_chunk=self._limits.queue.rows_max,
-        )
-
-        def progress(stage: str, fraction: float) -> None:
-            for listener in list(entry.progress):
-                try:
-                    listener(stage, fraction)
-                except Exception:  # one listener's fault must not cost the others their load
-                    log.exception("a listener to the load of %s failed", source.name)
-
+        name, loader = entry.source.name, self._loader
         began = trio.current_time()
         outcome: LaneModel | LoadedDelegate | TripowerError = TripowerError(
             "the load was given up", code="load_stopped", status=503
         )
         with scope:
             try:
-                backend = self._backends.get(source.backend)
-                if backend is None:
-                    raise NotFound(f"there is no backend {source.backend!r}", code="backend_not_found")
-                if isinstance(backend, DelegateBackend):
-                    outcome = await self._open_delegate(backend, specification, progress)
-                else:
-                    outcome = await self._device.ask(LoadEngine(specification), live=LoadOrder(backend, progress))
+                outcome = await loader.load(entry.source, entry.progress)
                 self._load_seconds = trio.current_time() - began
             except TripowerError as error:
                 outcome = error
-        device, loaded = self._device, outcome
+        loaded = outcome
 
         def give_back() -> None:
-            """The registry ended in between: the model is nobody's. A delegate that has not streamed holds nothing."""
-            if isinstance(loaded, LaneModel) and not device.control(UnloadEngine(source.name), live=loaded.engine):
-                loaded.engine.close()
+            """The registry ended in between: the model is nobody's."""
+            if not isinstance(loaded, TripowerError):
+                loader.drop(name, loaded)
 
-        if not self.ref.control(LoadEnded(source.name), live=outcome, on_dropped=give_back):
+        if not self.ref.control(LoadEnded(name), live=outcome, on_dropped=give_back):
             give_back()
-
-    async def _open_delegate(
-        self, backend: DelegateBackend, specification: LoadSpecification, progress: Progress
-    ) -> LoadedDelegate:
-        """A delegate is no work for a lane: it has threads of its own, or is elsewhere."""
-        try:
-            return await backend.open_delegate(specification, progress)
-        except TripowerError:
-            raise
-        except Exception as error:  # the one seam where a delegate's exceptions become ours
-            log.exception("the backend %s failed to load %s", backend.name, specification.name)
-            raise ModelRefused(f"the backend {backend.name} failed: {type(error).__name__}") from error
 
     def _end_load(self, message: LoadEnded) -> None:
         entry, outcome = self._entries[message.name], self.envelope.live
@@ -286,17 +313,26 @@ class ModelRegistryActor(Actor[Command]):
             entry.state, entry.error = "unloaded", outcome.message
             for envelope in waiters:
                 envelope.refuse(outcome)
+            self._fill_places()
             return
         self._loads_ok += 1
         entry.state, entry.error, entry.loaded = "loaded", "", outcome
+        entry.loaded_at, entry.standing = trio.current_time(), Standing()
         entry.queue = self._spawn_queue(entry, outcome)
         for envelope in waiters:
-            envelope.answer(ReadyModel(message.name, entry.queue, outcome))
+            envelope.answer(ReadyModel(message.name, entry.queue, outcome, entry.standing))
+        if not entry.source.pinned and self._limits.residency.keep_alive_seconds < math.inf:
+            self.start_soon(self._keep, entry, entry.queue, name=f"keep {message.name}")
+        if self._limits.residency.models_max and not entry.source.pinned:
+            self.start_soon(self._look_again, name=f"fresh {message.name}")
+        self._fill_places()
 
     def _begin_unload(self, message: UnloadModel) -> Any:
         entry = self._entries.get(message.name)
         if entry is None:
             raise self._not_found(message.name)
+        if entry.state == "waiting":
+            self._refuse_waiters(entry, Unavailable(f"{message.name} was unloaded before it was loaded", code="load_stopped"))
         if entry.state == "unloaded":
             return ModelUnloaded(message.name)
         entry.unloaders.append(self.envelope)
@@ -311,7 +347,7 @@ class ModelRegistryActor(Actor[Command]):
         return LATER
 
     def _start_unload(self, entry: _Entry) -> None:
-        entry.state = "unloading"
+        entry.state, entry.standing.leaving = "unloading", True
         self.start_soon(self._unload_used, entry, name=f"unload {entry.source.name}")
 
     async def _unload_used(self, entry: _Entry) -> None:
@@ -322,7 +358,7 @@ class ModelRegistryActor(Actor[Command]):
         with suppress(ActorGone):  # then nobody is left in it either
             await queue.ask(DrainQueue())
         await queue.stop()
-        error = await self._unload(name, loaded)
+        error = await self._loader.free(name, loaded)
         self.ref.control(UnloadEnded(name), live=error)
 
     def _end_unload(self, message: UnloadEnded) -> None:
@@ -331,7 +367,8 @@ class ModelRegistryActor(Actor[Command]):
         entry.error = error.message if error else ""
         self._answer_unloaders(entry, error)
         if entry.waiters:
-            self._begin_load(entry)
+            entry.state = "waiting"
+        self._fill_places()
 
     def _answer_unloaders(self, entry: _Entry, error: TripowerError | None = None) -> None:
         unloaders, entry.unloaders = entry.unloaders, []
@@ -359,7 +396,7 @@ class ModelRegistryActor(Actor[Command]):
         return ModelCard(
             name=entry.source.name,
             source=entry.source.source,
-            state=entry.state,
+            state="loading" if entry.state == "waiting" else entry.state,
             backend=entry.source.backend,
             created=entry.created,
             context=info.context_max if info else 0,

@@ -9,6 +9,7 @@ import attrs
 import msgspec
 
 from tripower.actors.queueing import QueueLimits
+from tripower.actors.residency import Residency
 from tripower.runtime.engine import (
     Certificate,
     EngineInfo,
@@ -24,6 +25,14 @@ from tripower.runtime.kernel import (
 )
 
 
+@attrs.define(eq=False)
+class Standing:
+    """Whether a loaded model takes requests. The registry changes it; whoever holds the model looks."""
+
+    leaving: bool = False
+    """It is being unloaded: whoever wants it asks the registry anew, and gets the next load."""
+
+
 @attrs.frozen
 class ReadyModel:
     """A loaded model as its users see it: live things, handed over by the registry."""
@@ -31,6 +40,7 @@ class ReadyModel:
     name: str
     queue: Ref[Any]
     loaded: LaneModel | LoadedDelegate
+    standing: Standing = attrs.field(factory=Standing, eq=False)
 
     @property
     def info(self) -> EngineInfo:
@@ -99,6 +109,10 @@ class ModelList(Message, frozen=True):
     models: tuple[ModelCard, ...]
 
 
+class ReviewResidency(Message, frozen=True):
+    """From the registry to itself: see which model has been idle for long enough to go, and whether one that waits has a place."""
+
+
 class LoadEnded(Message, frozen=True):
     """From the registry's own load task. The envelope carries what was loaded, or the error."""
 
@@ -120,6 +134,8 @@ class ModelSource:
     backend: str
     reason: str = attrs.field(default="", eq=False)
     """Why this backend, for people."""
+    pinned: bool = attrs.field(default=False, eq=False)
+    """Whether it stays in memory, once loaded, until somebody unloads it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -130,6 +146,7 @@ class LoadLimits:
     state_bytes_max: int
     threads: int
     queue: QueueLimits
+    residency: Residency = attrs.field(factory=Residency)
 
 
 FindModel = Callable[[str], ModelSource | None]

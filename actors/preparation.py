@@ -7,51 +7,66 @@ limits of its own.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 
 import attrs
 import msgspec
 import trio
 
+from tripower.actors.constraining import new_constraint
+from tripower.actors.delegate_preparation import PLAIN_PROMPT_TOKENS, delegate_question
 from tripower.actors.delegate_queue import OUTLET_ROOM, GenerateText
 from tripower.actors.dialogue import GenerationRequest, SamplingChoices
 from tripower.actors.models import ReadyModel
 from tripower.actors.queueing import Generate, outlet_room
+from tripower.actors.request_checks import texts_of
+from tripower.actors.template_variables import known_variables
 from tripower.backends.sampling import check_sampling
 from tripower.runtime.engine import (
-    ChatMessage,
-    DelegateRequest,
+    AnswerPlan,
+    Constraint,
     EngineInfo,
     LoadedDelegate,
     LoadedModel,
+    PlainReader,
     SamplingParameters,
     TextLayer,
 )
+from tripower.runtime.engine.contract import ROW_ABILITIES
 from tripower.runtime.engine.encoder import LoadedEncoder
+from tripower.runtime.engine.logprobs import NO_LOGPROBS
 from tripower.runtime.kernel import InvalidRequest
 
-PLAIN_PROMPT_TOKENS = 16
-"""What OpenAI's completions generate when nothing is said."""
 INLINE_CHARACTERS = 16_384
 """Longer text is rendered and tokenised in a worker thread, so that it does not hold up the loop."""
 UNKNOWN_VOCABULARY = 1 << 31
 """Ids that a delegate's tokens may have, where it does not tell how many there are."""
 
 
-@attrs.frozen
+PLAIN_PLAN = AnswerPlan(new_reader=PlainReader)
+"""Of an answer that is read as it is."""
+
+
+@attrs.frozen(kw_only=True)
 class Prepared:
     """A message, the room of the outlet that goes with it, and what is known beforehand of the answer."""
 
     message: Generate | GenerateText
     room: int
-    prompt_tokens: int
-    """0 where only the engine can count them."""
     seed: int
     """0 where the engine draws by itself."""
+    prompt: tuple[int, ...] = ()
+    """The prompt's tokens; empty where only the engine knows them."""
+    plan: AnswerPlan = PLAIN_PLAN
+    text: TextLayer | None = None
+    """What spells tokens; None where only the engine can."""
+    constraint: Constraint | None = None
+    vocabulary_size: int = 0
+    """Of the engine; what another constraint of the same request is made for."""
 
 
 async def prepare(ready: ReadyModel, request: GenerationRequest) -> Prepared:
-    """Check and translate a request. Blocks for long texts only. Raises `InvalidRequest`."""
+    """Check and translate a request. Blocks for long texts and for formats only. Raises `InvalidRequest`."""
     match ready.loaded:
         case LoadedModel():
             return await prepare_rows(ready.loaded, request)
@@ -65,67 +80,129 @@ async def prepare(ready: ReadyModel, request: GenerationRequest) -> Prepared:
             )
 
 
+async def prepare_choice(prepared: Prepared, request: GenerationRequest) -> Prepared:
+    """The same for another choice of a request that is prepared: only its draws, and its constraint, are its own."""
+    message = prepared.message
+    if isinstance(message, GenerateText):
+        return prepared
+    sampling = msgspec.structs.replace(message.sampling, choice=request.choice)
+    constraint = await new_constraint(prepared.plan.format, prepared.text, prepared.vocabulary_size)
+    return attrs.evolve(prepared, message=msgspec.structs.replace(message, sampling=sampling), constraint=constraint)
+
+
 async def prepare_rows(loaded: LoadedModel, request: GenerationRequest) -> Prepared:
-    """Tokens, sampling and limits for an engine of rows."""
+    """Tokens, sampling, limits and the constraint for an engine of rows."""
     info, text = loaded.engine.info, loaded.text
-    prompt = await _tokens(request, info, text)
+    if request.chat.arguments:
+        request = msgspec.structs.replace(request, chat=known_variables(request.chat, text.chat_template))
+    prompt = tuple(await _tokens(request, info, text))
     sampling = choose_sampling(request.sampling, text.recommended)
     check_sampling(sampling, info.vocabulary_size)
+    _check_tokens("stop_token_ids", request.stop_token_ids, info)
+    if request.choice or request.min_tokens:
+        sampling = _with_choice(sampling, request, text)
     max_tokens = choose_max_tokens(request, len(prompt), info.context_max)
-    message = Generate(tuple(prompt), max_tokens, sampling, request.stop, request.ignore_eos)
-    return Prepared(message, outlet_room(max_tokens), len(prompt), sampling.seed)
+    plan = plan_of(request, text)
+    if plan.format is not None and request.min_tokens:
+        raise InvalidRequest(
+            "min_tokens: an answer with a format ends where the format is complete; leave one of them out", param="min_tokens"
+        )
+    if info.unsupported:
+        refuse_unsupported(request, plan, info)
+    return Prepared(
+        message=Generate(
+            prompt,
+            max_tokens,
+            sampling,
+            request.stop,
+            request.ignore_eos,
+            request.stop_token_ids,
+            NO_LOGPROBS if request.logprobs is None else request.logprobs,
+            NO_LOGPROBS if request.prompt_logprobs is None else request.prompt_logprobs,
+            plan.visible,
+            request.progress,
+            request.caller,
+            request.priority,
+            request.request_id,
+        ),
+        room=outlet_room(max_tokens),
+        seed=sampling.seed,
+        prompt=prompt,
+        plan=plan,
+        text=text,
+        constraint=await new_constraint(plan.format, text, info.vocabulary_size) if plan.format is not None else None,
+        vocabulary_size=info.vocabulary_size,
+    )
+
+
+def plan_of(request: GenerationRequest, text: TextLayer) -> AnswerPlan:
+    """How the answer is read. A plain prompt's is nothing but text. Raises `InvalidRequest`."""
+    if request.messages is None:
+        return PLAIN_PLAN if request.format is None else AnswerPlan(new_reader=PlainReader, format=request.format)
+    return text.plan_answer(request.chat, request.tool_choice, request.format)
+
+
+def refuse_unsupported(request: GenerationRequest, plan: AnswerPlan, info: EngineInfo) -> None:
+    """Raise `InvalidRequest` (`unsupported_by_engine`) for what this engine of rows cannot do."""
+    asked = {
+        "format": plan.format is not None,
+        "logprobs": request.logprobs is not None,
+        "prompt_logprobs": request.prompt_logprobs is not None,
+        "min_tokens": request.min_tokens > 0,
+    }
+    for ability in ROW_ABILITIES:
+        if asked[ability] and ability in info.unsupported:
+            param = ("response_format" if request.format is not None else "tools") if ability == "format" else ability
+            raise InvalidRequest(
+                f"the engine {info.backend} does not honour {param} here: leave it out, or ask a model on picolm",
+                code="unsupported_by_engine",
+                param=param,
+            )
+
+
+def _with_choice(sampling: SamplingParameters, request: GenerationRequest, text: TextLayer) -> SamplingParameters:
+    """The draws of one choice, and the end tokens that are not drawn before there are `min_tokens`."""
+    banned: frozenset[int] = frozenset()
+    if request.min_tokens:
+        banned = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else text.end_tokens)
+    return msgspec.structs.replace(
+        sampling, choice=request.choice, banned=tuple(sorted(banned)), banned_until=request.min_tokens if banned else 0
+    )
+
+
+def _check_tokens(param: str, tokens: Sequence[int], info: EngineInfo) -> None:
+    for token in tokens:
+        if not 0 <= token < info.vocabulary_size:
+            raise InvalidRequest(f"{param}: {token} is no token of a vocabulary of {info.vocabulary_size}", param=param)
 
 
 def prepare_delegate(loaded: LoadedDelegate, request: GenerationRequest) -> Prepared:
-    """The request for a delegate, if it can honour all of it."""
-    info = loaded.engine.info
-    check_sampling(choose_sampling(request.sampling, SamplingParameters()), info.vocabulary_size or UNKNOWN_VOCABULARY)
-    if not request.messages and not request.prompt:
-        raise InvalidRequest("the prompt is empty", param="prompt" if request.messages is None else "messages")
-    max_tokens = request.max_tokens
-    if max_tokens is None and request.messages is None:
-        max_tokens = PLAIN_PROMPT_TOKENS
-    asking = DelegateRequest(
-        messages=_without_developers(request.messages),
-        prompt=request.prompt,
-        max_tokens=max_tokens,
-        stop=request.stop,
-        ignore_eos=request.ignore_eos,
-        sampling=request.sampling,
-    )
-    loaded.engine.abilities.check(asking, info.backend)
-    return Prepared(GenerateText(asking), OUTLET_ROOM, 0, request.sampling.seed or 0)
-
-
-def _without_developers(messages: tuple[ChatMessage, ...] | None) -> tuple[ChatMessage, ...] | None:
-    """What a developer says is said by the system: nobody knows what another engine's template makes of the newer word."""
-    if messages is None:
-        return None
-    return tuple(
-        msgspec.structs.replace(message, role="system") if message.role == "developer" else message for message in messages
-    )
+    """The request for a delegate. Raises `InvalidRequest` for what it would not honour."""
+    vocabulary_size = loaded.engine.info.vocabulary_size or UNKNOWN_VOCABULARY
+    check_sampling(choose_sampling(request.sampling, SamplingParameters()), vocabulary_size)
+    return Prepared(message=delegate_question(loaded, request), room=OUTLET_ROOM, seed=request.sampling.seed or 0)
 
 
 async def _tokens(request: GenerationRequest, info: EngineInfo, text: TextLayer) -> list[int]:
     """Prompt to tokens."""
     _check_length(request, info, text)
     if request.messages is not None:
-        messages = request.messages
+        messages, options = request.messages, request.chat
         size = sum(len(message.content) for message in messages)
-        return await _run(size, lambda: text.render_chat(messages))
+        if not options.tools:
+            return await _run(size, lambda: text.render_chat(messages, options))
+        return await _run(INLINE_CHARACTERS + 1, lambda: text.render_chat(messages, options))
     if isinstance(request.prompt, str):
         prompt = request.prompt
         return await _run(len(prompt), lambda: text.tokenize(prompt))
     tokens = list(request.prompt or ())
-    for token in tokens:
-        if not 0 <= token < info.vocabulary_size:
-            raise InvalidRequest(f"{token} is no token of a vocabulary of {info.vocabulary_size}", param="prompt")
+    _check_tokens("prompt", tokens, info)
     return tokens
 
 
 def _check_length(request: GenerationRequest, info: EngineInfo, text: TextLayer) -> None:
     """Refuse text that no tokenizer could make short enough, before one spends seconds on it."""
-    size = sum(len(each) for param, each in _texts(request) if param != "stop")
+    size = sum(len(each) for param, each in texts_of(request) if param != "stop")
     if size > info.context_max * text.piece_characters_max:
         raise InvalidRequest(
             f"{size} characters do not fit a context of {info.context_max} tokens",
@@ -138,31 +215,6 @@ async def _run(size: int, work: Callable[[], list[int]]) -> list[int]:
     if size <= INLINE_CHARACTERS:
         return work()
     return await trio.to_thread.run_sync(work, abandon_on_cancel=True)  # it only computes: who has left need not wait for it
-
-
-def check_request(request: GenerationRequest) -> None:
-    """Raise `InvalidRequest` for what is wrong whatever the model, before one is loaded."""
-    if (request.messages is None) == (request.prompt is None):
-        raise InvalidRequest("give either messages or a prompt", param="messages")
-    if request.max_tokens is not None and request.max_tokens < 0:
-        raise InvalidRequest("max_tokens must not be negative", param="max_tokens")
-    if "" in request.stop:
-        raise InvalidRequest("a stop string is empty", param="stop")
-    for param, text in _texts(request):
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise InvalidRequest(f"{param}: half a character is no text", code="invalid_unicode", param=param) from None
-
-
-def _texts(request: GenerationRequest) -> Iterator[tuple[str, str]]:
-    for message in request.messages or ():
-        yield "messages", message.content
-        yield "messages", message.name or ""
-    if isinstance(request.prompt, str):
-        yield "prompt", request.prompt
-    for stop in request.stop:
-        yield "stop", stop
 
 
 def choose_sampling(choices: SamplingChoices, recommended: SamplingParameters) -> SamplingParameters:

@@ -7,13 +7,14 @@ computed time to come again, the end of a request, draining, and the statistics.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import attrs
+import trio
 
-from tripower.actors.queueing import QueueDrained, QueueStatistics, unloading
-from tripower.runtime.admission import Gate
+from tripower.actors.queueing import QueueDrained, QueueSettled, QueueStatistics, unloading
+from tripower.runtime.admission import ANYBODY, SHARE_EXCEEDED, Caller, Gate, displacement
 from tripower.runtime.batching import BatchStatistics
 from tripower.runtime.kernel import LATER, DeadlineExceeded, Envelope, Overloaded, TripowerError
 
@@ -34,6 +35,7 @@ class QueueBooks:
     tickets: Iterator[int] = attrs.Factory(itertools.count)
     draining: bool = False
     drainers: list[Envelope] = attrs.Factory(list)
+    settling: list[tuple[Envelope, set[int]]] = attrs.Factory(list)
     service_seconds: float = 1.0
     arrivals: int = 0
     completed: int = 0
@@ -43,22 +45,35 @@ class QueueBooks:
     failed: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    ended_at: float = 0.0
 
-    def arrive(self, *, now: float, deadline: float, check: Callable[[], None] = lambda: None) -> tuple[int, bool]:
-        """A ticket, and whether it has a seat at once. Raises what `check` or the gate raises, and that the queue is being closed."""
+    def arrive(
+        self,
+        *,
+        now: float,
+        deadline: float,
+        check: Callable[[], None] = lambda: None,
+        caller: Caller = ANYBODY,
+        priority: int = 0,
+        cost: float = 1.0,
+    ) -> tuple[int, bool]:
+        """A ticket, and whether it has a seat at once. Raises what `check` or the gate raises, and that the queue is being closed.
+
+        Whoever else lost a waiting place by it is in `take_displaced`.
+        """
         self.arrivals += 1
         ticket = next(self.tickets)
         try:
             if self.draining:
                 raise unloading(self.model)
             check()
-            return ticket, self.gate.arrive(ticket, now=now, deadline=deadline)
+            return ticket, self.gate.arrive(ticket, now=now, deadline=deadline, caller=caller, priority=priority, cost=cost)
         except DeadlineExceeded:
             self.expired += 1
             raise
         except Overloaded as error:
             self.refused += 1
-            error.retry_after = self.retry_after()
+            error.retry_after = self.share_retry_after(caller) if error.status == 429 else self.retry_after()
             raise
         except TripowerError:
             self.refused += 1
@@ -69,8 +84,23 @@ class QueueBooks:
         ahead = self.gate.waiting + (self.gate.active if self.one_at_a_time else 1)
         return min(RETRY_AFTER_MAX, max(1.0, ahead / self.seats * self.service_seconds))
 
+    def share_retry_after(self, caller: Caller) -> float:
+        """The same for an identity that has more than its share: its own queue, before its share of the seats."""
+        waiting, seats = self.gate.waiting_of(caller)
+        return min(RETRY_AFTER_MAX, max(1.0, (waiting + 1) / seats * self.service_seconds))
+
+    def take_displaced(self) -> list[tuple[int, TripowerError]]:
+        """Who lost a waiting place since, and the error that the queue tells each: it counts as a refusal."""
+        refusals: list[tuple[int, TripowerError]] = []
+        for ticket in self.gate.take_displaced():
+            error = displacement()
+            error.retry_after = self.retry_after()
+            refusals.append((ticket, error))
+        return refusals
+
     def count_left(self, *, expired: bool) -> None:
         """Somebody went before the end."""
+        self.ended_at = trio.current_time()
         if expired:
             self.expired += 1
         else:
@@ -78,16 +108,20 @@ class QueueBooks:
 
     def count_completed(self, seconds: float, *, prompt_tokens: int, generated_tokens: int = 0) -> None:
         """A request that held its seat for so long has all that it asked for."""
+        self.ended_at = trio.current_time()
         self.completed += 1
         self.service_seconds += SERVICE_WEIGHT * (seconds - self.service_seconds)
         self.prompt_tokens += prompt_tokens
         self.generated_tokens += generated_tokens
 
     def count_failed(self, error: TripowerError) -> bool:
-        """A request ended with an error; whether it was its deadline."""
+        """A request ended with an error; whether it was its deadline. One that lost its waiting place has been refused."""
+        self.ended_at = trio.current_time()
         expired = isinstance(error, DeadlineExceeded)
         if expired:
             self.expired += 1
+        elif error.code == SHARE_EXCEEDED:
+            self.refused += 1
         else:
             self.failed += 1
         return expired
@@ -106,6 +140,22 @@ class QueueBooks:
         for envelope in drainers:
             envelope.answer(QueueDrained())
 
+    def settle(self, envelope: Envelope, live: Container[int]) -> Any:
+        """The answer to `SettleQueue`: at once, or when the last ticket that is held and not `live` is gone."""
+        leaving = {ticket for ticket in self.gate.tickets() if ticket not in live}
+        if not leaving:
+            return QueueSettled()
+        self.gate.on_gone = self._gone
+        self.settling.append((envelope, leaving))
+        return LATER
+
+    def _gone(self, ticket: int) -> None:
+        for envelope, leaving in self.settling:
+            leaving.discard(ticket)
+            if not leaving:
+                envelope.answer(QueueSettled())
+        self.settling = [(envelope, leaving) for envelope, leaving in self.settling if leaving]
+
     def statistics(self, *, live: int, step_running: bool, batch: BatchStatistics) -> QueueStatistics:
         return QueueStatistics(
             model=self.model,
@@ -121,6 +171,7 @@ class QueueBooks:
             step_running=step_running,
             gate=self.gate.statistics(),
             batch=batch,
+            ended_at=self.ended_at,
         )
 
 

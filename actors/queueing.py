@@ -30,6 +30,7 @@ class Generate(Ask["Enqueued"], frozen=True):
     progress: bool = False
     caller: Caller = ANYBODY
     priority: int = 0
+    request_id: str = ""
 
 
 @attrs.frozen
@@ -62,6 +63,15 @@ class QueueDrained(Message, frozen=True):
     """Nobody waits or runs, and no step does. The queue takes no more."""
 
 
+class SettleQueue(Ask["QueueSettled"], frozen=True):
+    """Answered when whoever has left by now holds no seat any more."""
+
+
+class QueueSettled(Message, frozen=True):
+    """Their seats are free."""
+
+
+MODEL_UNLOADING = "model_unloading"
 PROMPT_EVENTS_MAX = 66
 """`PromptScored`, and how often a prompt's progress is told."""
 
@@ -77,7 +87,7 @@ def outlet_room(max_tokens: int) -> int:
 
 def unloading(model: str) -> Unavailable:
     """What somebody hears who found the queue just before it closed."""
-    return Unavailable(f"{model} is being unloaded; the next request loads it again", code="model_unloading", retry_after=1.0)
+    return Unavailable(f"{model} is being unloaded; the next request loads it again", code=MODEL_UNLOADING, retry_after=1.0)
 
 
 @attrs.frozen(kw_only=True)
@@ -89,6 +99,20 @@ class QueueLimits:
     steps_per_job: int
     rows_max: int
     mixed_rows: int = 0
+
+
+class SeatStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """A seat that is taken, at one instant. Nothing of what is said there."""
+
+    ticket: int
+    identity: str
+    request_id: str
+    prompt_tokens: int
+    evaluated: int
+    """Positions whose state the engine holds."""
+    generated: int
+    tokens_max: int
+    sampling: SamplingParameters
 
 
 class QueueStatistics(msgspec.Struct, frozen=True):
@@ -107,3 +131,14 @@ class QueueStatistics(msgspec.Struct, frozen=True):
     step_running: bool
     gate: GateStatistics
     batch: BatchStatistics
+    ended_at: float = 0.0
+    """When the last request came to an end, on Trio's clock; 0 when none has."""
+    positions_max: int = 0
+    """Positions that all seats together may have; 0 where only the engine knows."""
+    seats: tuple[SeatStatistics, ...] = ()
+    """The seats that are taken, the longest taken first, where a queue shows them: not of engines that run requests by themselves."""
+
+    @property
+    def state_share(self) -> float:
+        """Part of the positions that are in use, 0 to 1."""
+        return min(1.0, self.batch.positions / self.positions_max) if self.positions_max else 0.0

@@ -7,7 +7,7 @@ kernel's list.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -32,12 +32,13 @@ from tripower.actors.models import (
     RegistryStatistics,
     UnloadModel,
 )
-from tripower.actors.queueing import QueueLimits, QueueStatistics
+from tripower.actors.queueing import QueueLimits, QueueStatistics, SettleQueue
 from tripower.actors.system import ROOT_SUPERVISION, LocateParts, Parts, SystemActor
 from tripower.runtime.engine import Backend, DelegateBackend, Progress
 from tripower.runtime.kernel import (
     NEVER,
     Actor,
+    ActorGone,
     ActorStatistics,
     ActorSystem,
     Overloaded,
@@ -84,9 +85,9 @@ class Runtime:
         self._ready: dict[str, ReadyModel] = {}
         """Addresses that were handed out; each is good for as long as its queue lives."""
 
-    def generate(self, request: GenerationRequest, *, deadline: float = NEVER) -> Generation:
-        """One answer, as an async context manager; nothing happens before it is entered."""
-        return Generation(self.ready, request, deadline)
+    def generate(self, request: GenerationRequest, *, deadline: float = NEVER, like: Generation | None = None) -> Generation:
+        """One answer, as an async context manager; nothing happens before it is entered. `like` is another choice of the request."""
+        return Generation(self.ready, request, deadline, like=like)
 
     async def embed(self, request: EmbeddingRequest, *, deadline: float = NEVER) -> Embeddings:
         """The vectors of some texts. Blocks; see `actors.embedding.embed` for what it raises."""
@@ -97,7 +98,7 @@ class Runtime:
         if self._draining:
             raise Overloaded("the server is shutting down", code="draining", retry_after=5.0)
         ready = self._ready.get(name)
-        if ready is None or ready.queue.ended:
+        if ready is None or ready.queue.ended or ready.standing.leaving:
             ready = self._ready[name] = await self._parts.registry.ask(EnsureLoaded(name), deadline=deadline)
         return ready
 
@@ -113,6 +114,12 @@ class Runtime:
         """
         self._ready.pop(name, None)
         await self._parts.registry.ask(UnloadModel(name), deadline=deadline)
+
+    async def settle(self) -> None:
+        """Wait until whoever has left a queue by now holds no seat any more. A queue that has ended has no seats."""
+        for ready in list(self._ready.values()):
+            with suppress(ActorGone):
+                await ready.queue.ask(SettleQueue())
 
     async def models(self) -> Sequence[ModelCard]:
         """What can be asked for."""

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypedDict, Unpack
 
+import attrs
 import msgspec
 import trio
 
@@ -25,7 +26,7 @@ from tripower.actors.models import ModelCard
 from tripower.actors.runtime import Health, Runtime, RuntimePlan, open_actors
 from tripower.api.plan import find_any, find_source, make_plan
 from tripower.runtime.configuration import Configuration, check_configuration
-from tripower.runtime.engine import ChatMessage, Progress
+from tripower.runtime.engine import ChatMessage, OutputFormat, Progress, ToolChoice, ToolDefinition
 from tripower.runtime.kernel import NEVER, ActorStatistics, InvalidRequest, deadline_after
 from tripower.runtime.store import Store
 
@@ -50,7 +51,29 @@ class GenerationOptions(TypedDict, total=False):
     """64 bits, signed or not; absent: a random one, which `Generation.seed` tells."""
     stop: str | Sequence[str]
     """The answer ends before the first of these."""
+    stop_token_ids: Sequence[int]
+    """Tokens that end the answer like the model's own end tokens."""
+    min_tokens: int
+    """No end token is drawn before there are so many."""
     ignore_eos: bool
+    logprobs: int | None
+    """Alternatives to tell of at each generated token, 0 to 20: `TokenChunk.logprobs`."""
+    prompt_logprobs: int | None
+    """The same at each token of the prompt: one `PromptScored`."""
+    format: OutputFormat | Mapping[str, Any] | None
+    """What the answer has to look like, such as `JsonSchemaFormat(schema)` or `{"type": "json_schema", "schema": schema}`."""
+    tools: Sequence[ToolDefinition | Mapping[str, Any]]
+    """Functions that may be called. `Generation.message` tells of calls."""
+    tool_choice: ToolChoice | Mapping[str, Any] | str
+    """`"auto"`, `"none"`, `"required"`, or a `ToolChoice` that names one."""
+    template_arguments: Mapping[str, Any]
+    """Further variables of the chat template, such as `enable_thinking`."""
+    continue_final_message: bool
+    """The answer goes on where the last message, the assistant's, ends."""
+    progress: bool
+    """Whether `PromptProgress` is wanted while the prompt is evaluated."""
+    priority: int
+    """-100 to 100; higher goes first."""
     deadline: float | None
     """Absolute, on Trio's clock. It bounds loading, waiting and generating."""
     timeout: float | None
@@ -166,7 +189,7 @@ async def open_runtime(
 
 
 def _plan(configuration: Configuration, references: Sequence[str], store: Store) -> RuntimePlan:
-    sources = [find_source(reference, store, configuration) for reference in references]
+    sources = [attrs.evolve(find_source(reference, store, configuration), pinned=True) for reference in references]
     return make_plan(configuration, sources, find_model=find_any(store, configuration))
 
 
@@ -212,6 +235,7 @@ def make_request(
     if isinstance(given.get("logit_bias"), Mapping):
         given["logit_bias"] = tuple(given["logit_bias"].items())
     fields = {name: value for name, value in given.items() if name not in sampling}
+    _put_conversation_options(fields)
     fields["sampling"] = {name: value for name, value in given.items() if name in sampling}
     try:
         request = msgspec.convert(fields | {"model": model, "messages": messages, "prompt": prompt}, GenerationRequest)
@@ -224,3 +248,17 @@ def make_request(
         raise InvalidRequest("a seed has at most 64 bits", param="seed")
     sampling_choices = msgspec.structs.replace(request.sampling, seed=seed % SEEDS)
     return msgspec.structs.replace(request, sampling=sampling_choices)
+
+
+def _put_conversation_options(fields: dict[str, Any]) -> None:
+    """Tools and what the template is told are one field of the request, a format by its type another."""
+    if isinstance(fields.get("tool_choice"), str):
+        fields["tool_choice"] = {"mode": fields["tool_choice"]}
+    chat: dict[str, Any] = {}
+    for name, inside in (("tools", "tools"), ("template_arguments", "arguments")):
+        if name in fields:
+            chat[inside] = fields.pop(name)
+    if fields.pop("continue_final_message", False):
+        chat |= {"continue_final_message": True, "add_generation_prompt": False}
+    if chat:
+        fields["chat"] = chat

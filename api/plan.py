@@ -8,6 +8,7 @@ model files. Everything blocks for small reads, and the first look into a model 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import msgspec
 
 from tripower.actors.models import FindModel, LoadLimits, ModelSource
 from tripower.actors.queueing import QueueLimits
+from tripower.actors.residency import Residency
 from tripower.actors.runtime import RuntimePlan
 from tripower.api.engines import (
     AUTO,
@@ -217,9 +219,13 @@ def make_plan(
                 rows_max=max(each.prefill_rows.value for each in chosen),
                 mixed_rows=max(each.mixed_rows.value for each in chosen),
             ),
+            residency=Residency(
+                keep_alive_seconds=configuration.engine.keep_alive_s or math.inf, models_max=configuration.engine.models_max
+            ),
         ),
         find_model=find_model,
         device=lane_name(configuration, files),
+        stall_seconds=configuration.engine.stall_s,
     )
 
 

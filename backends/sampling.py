@@ -1,4 +1,5 @@
-"""How a row of logits becomes a token: penalties, logit bias, top-k, top-p, min-p, temperature, draw, always in this order.
+"""How a row of logits becomes a token: penalties, logit bias, mask and bans, top-k, top-p, min-p, temperature, draw, always in this
+order.
 
 A token is a function of its own row, history and parameters only. Nothing is remembered between calls and no generator has a
 state: a draw is keyed by (seed, choice, output index), so the same index gives the same number whatever ran beside it, however
@@ -6,7 +7,10 @@ often a step was repeated, and with or without speculation. Everything but the p
 
 Survivors of a filter stay in ascending order of id, and the draw inverts their cumulative distribution in that order. Where a
 filter has to choose between equal logits, the lower id wins. `-inf` marks a token that cannot be drawn; NaN, `+inf` and a row
-without any finite entry are faults of the device, never a default token.
+without any finite entry are faults of the device, never a default token. Where mask and bans leave nothing of sound logits, the
+row's answer is `INVALID_LOGITS`: that is its own fault, and nobody else's.
+
+Log probabilities are told of the logits as they came, before any of this.
 """
 
 from __future__ import annotations
@@ -19,9 +23,11 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from tripower.runtime.engine.constraint import TokenMask
 from tripower.runtime.engine.contract import StepRow
+from tripower.runtime.engine.logprobs import TokenLogprobs
 from tripower.runtime.engine.sampling_parameters import SamplingParameters
-from tripower.runtime.engine.step_table import NOT_DRAWN
+from tripower.runtime.engine.step_table import INVALID_LOGITS, NOT_DRAWN
 from tripower.runtime.kernel.errors import DeviceFailed, InvalidRequest
 
 Ids: TypeAlias = NDArray[np.int64]
@@ -39,14 +45,18 @@ MAGNITUDE_MAX = 1e6
 REPEAT_PENALTY_MIN = 0.01
 """It divides; see `MAGNITUDE_MAX`."""
 
+LOGPROB_MIN = -9999.0
+"""In place of less, and of what is no number: what is told stays finite."""
+
 
 def draw_rows(logits: NDArray[np.float32], rows: Sequence[StepRow]) -> list[int]:
     """One token for each row of `logits`, float32 [rows, vocabulary], which is left as it is.
 
-    Rows that only want the largest logit are done together. Raises `DeviceFailed` (`invalid_logits`). Blocks for about a
-    microsecond a greedy row and well under a millisecond a sampled one at 50,000 tokens.
+    `INVALID_LOGITS` for a row whose mask and bans leave nothing. Rows that only want the largest logit are done together. Raises
+    `DeviceFailed` (`invalid_logits`). Blocks for about a microsecond a greedy row and well under a millisecond a sampled one at
+    50,000 tokens.
     """
-    greedy = [index for index, row in enumerate(rows) if is_plain_greedy(row.sampling)]
+    greedy = [index for index, row in enumerate(rows) if row.mask is None and is_plain_greedy(row.sampling, row.output_index)]
     tokens = [NOT_DRAWN] * len(rows)
     if greedy:
         chosen = logits if len(greedy) == len(rows) else logits[greedy]
@@ -61,19 +71,28 @@ def draw_rows(logits: NDArray[np.float32], rows: Sequence[StepRow]) -> list[int]
     return tokens
 
 
-def is_plain_greedy(parameters: SamplingParameters) -> bool:
-    """Whether the token is the arg-max of the logits as they are."""
+def is_plain_greedy(parameters: SamplingParameters, output_index: int = 0) -> bool:
+    """Whether the token at this index of the output, without a mask, is the arg-max of the logits as they are.
+
+    What holds at index 0 holds at all of them.
+    """
     return (
         parameters.temperature <= 0
         and parameters.repeat_penalty == 1
         and not parameters.presence_penalty
         and not parameters.frequency_penalty
         and not parameters.logit_bias
+        and not is_banning(parameters, output_index)
     )
 
 
+def is_banning(parameters: SamplingParameters, output_index: int) -> bool:
+    """Whether some tokens cannot be drawn at this index of the output."""
+    return bool(parameters.banned) and output_index < parameters.banned_until
+
+
 def draw_token(logits: NDArray[np.float32], row: StepRow) -> int:
-    """The token of one row of logits, float32 [vocabulary]. Raises `DeviceFailed` (`invalid_logits`)."""
+    """The token of one row of logits, float32 [vocabulary], or `INVALID_LOGITS`; see `draw_rows`."""
     parameters = row.sampling
     scores = logits.astype(np.float64)
     _apply_penalties(scores, row)
@@ -82,6 +101,11 @@ def draw_token(logits: NDArray[np.float32], row: StepRow) -> int:
     best = int(np.argmax(scores))
     if not math.isfinite(scores[best]):
         raise _invalid_logits()
+    if row.mask is not None or is_banning(parameters, row.output_index):
+        scores[~allowed_tokens(row, len(scores))] = -np.inf
+        best = int(np.argmax(scores))
+        if not math.isfinite(scores[best]):
+            return INVALID_LOGITS
     if parameters.temperature <= 0:
         return best
     scores -= scores[best]
@@ -90,6 +114,34 @@ def draw_token(logits: NDArray[np.float32], row: StepRow) -> int:
         weights = np.exp(scores / parameters.temperature)
     drawn = _invert(weights, uniform(parameters.seed, parameters.choice, row.output_index))
     return drawn if ids is None else int(ids[drawn])
+
+
+def allowed_tokens(row: StepRow, vocabulary_size: int) -> NDArray[np.bool_]:
+    """What mask and bans leave of a vocabulary, bool [vocabulary_size]. A token that the mask does not reach is not allowed."""
+    allowed = np.ones(vocabulary_size, np.bool_) if row.mask is None else _unpack(row.mask, vocabulary_size)
+    if is_banning(row.sampling, row.output_index):
+        allowed[list(row.sampling.banned)] = False
+    return allowed
+
+
+def row_logprobs(logits: NDArray[np.float32], token: int, top: int) -> TokenLogprobs:
+    """A token's log probability and those of the `top` likeliest, of logits as they came, float32 [vocabulary].
+
+    In float64, and never below `LOGPROB_MIN`. Blocks for under a millisecond at 50,000 tokens.
+    """
+    scores = logits.astype(np.float64)
+    largest = scores.max()
+    if not math.isfinite(largest):
+        scores, norm = np.full_like(scores, LOGPROB_MIN), 0.0  # the draw says what is wrong with such a row
+    else:
+        scores -= largest
+        norm = math.log(float(np.exp(scores).sum()))
+
+    def told(index: int) -> float:
+        return max(float(scores[index]) - norm, LOGPROB_MIN)
+
+    likeliest = _largest(scores, min(top, len(scores))).tolist() if top > 0 else []
+    return TokenLogprobs(token, told(token), tuple((index, told(index)) for index in likeliest))
 
 
 def uniform(seed: int, choice: int, output_index: int) -> float:
@@ -123,6 +175,16 @@ def check_sampling(parameters: SamplingParameters, vocabulary_size: int) -> None
             raise InvalidRequest("logit_bias has a value that is not a finite number", param="logit_bias")
         if abs(bias) > MAGNITUDE_MAX:
             raise InvalidRequest(f"logit_bias has a value beyond {MAGNITUDE_MAX:g}", param="logit_bias")
+    for token in parameters.banned:
+        if not 0 <= token < vocabulary_size:
+            raise InvalidRequest(f"the token {token} cannot be banned: it is outside 0..{vocabulary_size - 1}", param="banned")
+
+
+def _unpack(mask: TokenMask, vocabulary_size: int) -> NDArray[np.bool_]:
+    """One truth for each token: bit 0 of word 0 first."""
+    bits = np.unpackbits(np.ascontiguousarray(mask, "<u4").view(np.uint8), bitorder="little")[:vocabulary_size]
+    missing = vocabulary_size - len(bits)
+    return (np.pad(bits, (0, missing)) if missing else bits).astype(np.bool_)
 
 
 def _apply_penalties(scores: Scores, row: StepRow) -> None:

@@ -12,6 +12,7 @@ BENCHES = {
     "fidelity": ("tripower.bench.fidelity.command", "distributions of the next token, against float32 arithmetic"),
     "engine": ("tripower.bench.engine.command", "the engine without HTTP, against what the machine allows"),
     "gpu": ("tripower.bench.gpu", "a CUDA device: is it right, what do graphs bring, how near is the bandwidth limit?"),
+    "structured": ("tripower.bench.structured.command", "answers held to a JSON schema: are they valid, what does it cost?"),
     "mix": ("tripower.bench.serving.mix", "streams that run while a long prompt arrives"),
     "soak": ("tripower.bench.serving.soak", "many streams for many minutes: does memory grow, is anything lost?"),
     "disconnect": ("tripower.bench.serving.disconnect", "from a client's close to its seat being free"),

@@ -17,13 +17,13 @@ import attrs
 import trio
 from trio.testing import MockClock
 
-from tripower.actors.dialogue import Failed, GenerationFinished, GenerationRequest, SamplingChoices, TokenChunk
+from tripower.actors.dialogue import Failed, GenerationFinished, GenerationRequest, PromptScored, SamplingChoices, TokenChunk
 from tripower.actors.model_queue import ModelQueueActor
 from tripower.actors.models import LoadLimits, ModelSource
 from tripower.actors.queueing import QueueLimits
 from tripower.actors.runtime import Runtime, RuntimePlan, open_actors
 from tripower.actors.simulation.faults import FaultyBackend, Pace, Saboteur
-from tripower.actors.simulation.invariants import check_answer, check_quiet
+from tripower.actors.simulation.invariants import check_answer, check_quiet, check_reports
 from tripower.actors.simulation.scenario import NEVER_STEP, Caller, Scenario, draw_scenario
 from tripower.runtime.kernel import Actor, DeadlineExceeded, InlineLane, Supervision, TripowerError, deadline_after, within
 from tripower.runtime.kernel.determinism import deterministic_schedule
@@ -175,7 +175,7 @@ class Simulation:
         return end
 
     async def _listen(self, caller: Caller, generation: Any, tokens: list[int]) -> str:
-        seen = 0
+        seen = scored = 0
         while True:
             if caller.reads_slowly:
                 await trio.sleep(caller.reads_slowly)
@@ -183,8 +183,14 @@ class Simulation:
                 seen += 1
                 match event:
                     case TokenChunk():
+                        self.report.violations += check_reports(caller, tokens, event)
                         tokens.append(event.token)
+                    case PromptScored():
+                        self.report.violations += check_reports(caller, tokens, event)
+                        scored += 1
                     case GenerationFinished():
+                        if scored != caller.wants_reports:
+                            self.report.violations.append(f"caller {caller.number} was told of its prompt {scored} times")
                         self.note(f"{caller.number} {event.reason} {event.usage.completion_tokens}")
                         return "completed"
                     case Failed():
@@ -209,6 +215,11 @@ def _request(caller: Caller) -> GenerationRequest:
         prompt=caller.prompt,
         max_tokens=caller.max_tokens,
         ignore_eos=caller.ignore_eos,
+        stop_token_ids=(caller.stop_token,) if caller.stop_token >= 0 else (),
+        min_tokens=caller.min_tokens,
+        logprobs=1 if caller.wants_reports else None,
+        prompt_logprobs=0 if caller.wants_reports else None,
+        progress=caller.wants_reports,
         sampling=SamplingChoices(temperature=caller.temperature, seed=caller.seed),
     )
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tripower.actors.device import DeviceStatistics
+from tripower.actors.dialogue import PromptScored, TokenChunk
 from tripower.actors.queueing import QueueStatistics
 from tripower.actors.simulation.scenario import Caller
 from tripower.backends.toy import ToyEngine
-from tripower.backends.toy.engine import END, absorb, draw, draw_key
+from tripower.backends.toy.engine import END, VOCABULARY, absorb, draw, draw_key, toy_logits
 from tripower.runtime.engine import SamplingParameters
 from tripower.runtime.kernel import ActorStatistics
 
@@ -20,9 +21,13 @@ def expected_tokens(caller: Caller) -> list[int]:
     for token in caller.prompt.encode():
         state = absorb(state, token)
     tokens: list[int] = []
+    ends = {caller.stop_token} | (set() if caller.ignore_eos else {END})
     while len(tokens) < caller.max_tokens:
         token = draw(state, key)
-        if token == END and not caller.ignore_eos:
+        if token in ends and len(tokens) < caller.min_tokens:
+            logits = toy_logits(state)
+            token = max((each for each in range(VOCABULARY) if each not in ends), key=lambda each: logits[each])
+        if token in ends:
             break
         tokens.append(token)
         state = absorb(state, token)
@@ -36,6 +41,18 @@ def check_answer(caller: Caller, tokens: list[int], *, complete: bool) -> Iterat
         yield f"caller {caller.number} completed with {tokens} instead of {expected}"
     elif tokens != expected[: len(tokens)]:
         yield f"caller {caller.number} got {tokens}, which is no beginning of {expected}"
+
+
+def check_reports(caller: Caller, tokens: list[int], event: TokenChunk | PromptScored) -> Iterator[str]:
+    """What was asked to be told is told, of the right tokens, and of the prompt before the answer. `tokens` came before `event`."""
+    match event:
+        case TokenChunk():
+            told = None if event.logprobs is None else event.logprobs.token
+            if told != (event.token if caller.wants_reports else None):
+                yield f"caller {caller.number} got {event.token} and was told of {told}"
+        case PromptScored():
+            if tokens or bytes(each.token for each in event.tokens) != caller.prompt.encode()[1:]:
+                yield f"caller {caller.number} was told of {event.tokens} after {tokens}"
 
 
 def check_quiet(actors: Sequence[ActorStatistics], engines: Sequence[ToyEngine]) -> Iterator[str]:

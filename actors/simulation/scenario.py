@@ -29,6 +29,10 @@ class Caller:
     leaves_after_events: int = NEVER_STEP
     reads_slowly: float = 0.0
     model: str = "toy"
+    wants_reports: bool = False
+    """Whether it asks for log probabilities and progress."""
+    stop_token: int = -1
+    min_tokens: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -80,7 +84,7 @@ def _draw_caller(rng: random.Random, number: int, spread: float) -> Caller:
     kind = rng.choice(
         ["patient", "patient", "patient", "cancels", "cancels", "leaves", "expires", "expires", "slow", "lost", "huge"]
     )
-    return Caller(
+    caller = Caller(
         number=number,
         arrives_at=rng.uniform(0, spread),
         prompt="".join(rng.choice("abc ") for _ in range(rng.choice([1, 1, 2, 7, 30]))) if kind != "huge" else "x" * 400,
@@ -93,6 +97,13 @@ def _draw_caller(rng: random.Random, number: int, spread: float) -> Caller:
         leaves_after_events=rng.randint(1, 6) if kind == "leaves" else NEVER_STEP,
         reads_slowly=rng.choice([0.5, 5.0]) if kind == "slow" else 0.0,
         model="missing" if kind == "lost" else "toy",
+    )
+    asked = random.Random(caller.seed)
+    return attrs.evolve(
+        caller,
+        wants_reports=asked.random() < 0.3,
+        stop_token=asked.choice([-1, -1, -1, ord("a"), ord("q")]),
+        min_tokens=min(asked.choice([0, 0, 0, 2, 30]), caller.max_tokens),
     )
 
 

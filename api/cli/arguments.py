@@ -17,6 +17,8 @@ HOMES: Mapping[str, str] = {
     "rm": "remove",
     "ps": "ps",
     "doctor": "doctor",
+    "audit": "audit",
+    "key": "key",
     "bench": "bench",
 }
 """The module of each command."""
@@ -45,6 +47,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_rm(commands)
     _add_ps(commands)
     _add_doctor(commands)
+    _add_audit(commands)
+    _add_key(commands)
     _add_bench(commands)
     return parser
 
@@ -59,9 +63,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments, left = parser.parse_known_args(argv)
     if left:
         if arguments.command not in WORDS or any(word.startswith("-") for word in left):
-            parser.error(f"{left[0]!r} is nothing that `tripower {arguments.command}` knows")
+            parser.error(f"{left[0]!r} is nothing that `tripower{_named(arguments.command)}` knows: see its --help")
         getattr(arguments, WORDS[arguments.command]).extend(left)
     return arguments
+
+
+def _named(command: str | None) -> str:
+    return "" if command is None else f" {command}"
 
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -157,6 +165,25 @@ def _add_doctor(commands: Commands) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     _add_settings(parser)
+
+
+def _add_audit(commands: Commands) -> None:
+    parser = _command(
+        commands,
+        "audit",
+        "check an audit log and show it",
+        "Check that each line of an audit log follows the one before, and show its events. Exit status 1: something was changed.",
+    )
+    parser.add_argument("file", metavar="FILE", help="what server.audit_file named")
+    parser.add_argument("--quiet", action="store_true", help="check only")
+
+
+def _add_key(commands: Commands) -> None:
+    parser = _command(commands, "key", "make API keys", "Make API keys for `tripower serve`.")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    new = verbs.add_parser("new", help="make a key", description="Print a new key, and the lines that the file of keys gets.")
+    new.add_argument("--name", default="", help="what logs call its holder")
+    new.add_argument("--admin", action="store_true", help="may load and unload models, and end what others ask")
 
 
 def _add_bench(commands: Commands) -> None:

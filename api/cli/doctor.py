@@ -17,7 +17,9 @@ from tripower.api.cli import exit_codes
 from tripower.api.cli.doctor_engines import engines
 from tripower.api.cli.settings import configure_logs, read_configuration
 from tripower.api.cli.terminal import size
+from tripower.api.http.auth import keys_configured, load_keys
 from tripower.api.http.binding import bind
+from tripower.api.http.listening.exposure import check_exposure
 from tripower.api.version import VERSION
 from tripower.runtime.configuration import Configuration
 from tripower.runtime.host import HostLimits, choose_defaults, read_host_limits
@@ -62,6 +64,7 @@ def examine(configuration: Configuration) -> Iterator[Finding]:
     yield from settings(configuration)
     yield from store(Store())
     yield from engine_findings(configuration, Store())
+    yield from keys(configuration)
     yield from listener(configuration)
 
 
@@ -147,10 +150,26 @@ def engine_findings(configuration: Configuration, models: Store) -> Iterator[Fin
         yield Finding("engines", found.name, found.value, found.reason, "note" if found.missing else "ok")
 
 
+def keys(configuration: Configuration) -> Iterator[Finding]:
+    """Who may ask."""
+    try:
+        found = load_keys(configuration.auth)
+    except TripowerError as error:
+        yield Finding("listener", "API keys", "unusable", error.message, "fail")
+        return
+    if found is None:
+        yield Finding("listener", "API keys", "off", "everybody who reaches the address may ask")
+        return
+    names = ", ".join(key.name or key.identity for key in found[:8])
+    yield Finding("listener", "API keys", str(len(found)), names, "ok" if found else "note")
+
+
 def listener(configuration: Configuration) -> Iterator[Finding]:
     """Whether `serve` would find its port free, or is there already."""
-    address = f"{configuration.server.host} port {configuration.server.port}"
+    server = configuration.server
+    address = f"{server.host} port {server.port}" if server.tcp else server.unix_socket
     try:
+        check_exposure(server, has_keys=keys_configured(configuration))
         with bind(configuration.server):
             yield Finding("listener", address, "free")
     except TripowerError as error:

@@ -2,7 +2,7 @@
 
 In this order: settings, port, models on this machine, actors, loads; so that what is cheap to refuse is refused before anything dear has
 begun, and clients that come early find somebody. Its end: the first SIGTERM or SIGINT refuses new work and lets what runs finish, for
-`server.drain_timeout_s`; the second stops that at once; the third ends the process.
+`server.drain_timeout_s`; the second stops that at once; the third ends the process. SIGHUP reads the API keys and the certificate again.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
+import attrs
 import trio
 
 from tripower.actors.models import ReadyModel
@@ -22,13 +23,17 @@ from tripower.actors.runtime import Runtime, RuntimePlan
 from tripower.api.cli import exit_codes
 from tripower.api.cli.local import obtain_model, short_name
 from tripower.api.cli.progress import progress_display
+from tripower.api.cli.reload import hangups, reload_at_hangups
 from tripower.api.cli.serve_banner import banner
-from tripower.api.cli.settings import configure_logs, read_configuration, wait_without_spinning
+from tripower.api.cli.settings import configure_logs, log_as_json, read_configuration, wait_without_spinning
 from tripower.api.cli.shutdown import Shutdown, end_within
 from tripower.api.cli.terminal import note, say
 from tripower.api.embedding import open_planned
 from tripower.api.http.actor import Drain, Drained, start_api
+from tripower.api.http.auth import load_keys
 from tripower.api.http.binding import BoundSockets, bind
+from tripower.api.http.listening.exposure import check_exposure, raise_descriptor_limit
+from tripower.api.http.observe.keepers import Keepers, open_keepers
 from tripower.api.plan import find_source, find_stored, make_plan, stored_sources
 from tripower.runtime.configuration import Configuration
 from tripower.runtime.engine import Progress
@@ -52,11 +57,16 @@ def main(arguments: argparse.Namespace) -> int:
         server__port=arguments.port,
         engine__backend=arguments.backend,
     )
-    with bind(configuration.server) as bound:
-        return trio.run(partial(serve, configuration, bound, quiet=arguments.quiet))
+    if configuration.server.log_format == "json":
+        log_as_json(with_tracebacks=arguments.debug)
+    keys = load_keys(configuration.auth)  # refused before anything is open
+    check_exposure(configuration.server, has_keys=keys is not None)
+    raise_descriptor_limit()
+    with bind(configuration.server) as bound, open_keepers(configuration.server) as keepers:
+        return trio.run(partial(serve, configuration, bound, keepers, quiet=arguments.quiet))
 
 
-async def serve(configuration: Configuration, bound: BoundSockets, *, quiet: bool) -> int:
+async def serve(configuration: Configuration, bound: BoundSockets, keepers: Keepers, *, quiet: bool) -> int:
     """The whole life of a service on bound sockets. Returns the exit code; raises what pulling, planning or loading raises."""
     shutdown = Shutdown()
     interrupted = 0
@@ -67,7 +77,7 @@ async def serve(configuration: Configuration, bound: BoundSockets, *, quiet: boo
             with shutdown.until_asked():
                 plan = await prepare(configuration, Store(), quiet=quiet)
             if plan is not None:
-                interrupted = await serve_plan(configuration, bound, plan, shutdown, quiet=quiet)
+                interrupted = await serve_plan(configuration, bound, keepers, plan, shutdown, quiet=quiet)
             watching.cancel_scope.cancel()
     return exit_codes.FORCED if interrupted else exit_codes.OK
 
@@ -79,7 +89,7 @@ async def prepare(configuration: Configuration, store: Store, *, quiet: bool) ->
         await obtain_model(reference, store, configuration, quiet=quiet)
 
     def plan() -> RuntimePlan:
-        sources = [find_source(reference, store, configuration) for reference in references]
+        sources = [attrs.evolve(find_source(reference, store, configuration), pinned=True) for reference in references]
         sources = sources or stored_sources(store, configuration)
         if not sources:
             raise NotFound("there is no model to serve: name one, as in `tripower serve smollm2`", code="no_models")
@@ -92,17 +102,17 @@ async def prepare(configuration: Configuration, store: Store, *, quiet: bool) ->
 
 
 async def serve_plan(
-    configuration: Configuration, bound: BoundSockets, plan: RuntimePlan, shutdown: Shutdown, *, quiet: bool
+    configuration: Configuration, bound: BoundSockets, keepers: Keepers, plan: RuntimePlan, shutdown: Shutdown, *, quiet: bool
 ) -> int:
     """Serve until the first signal, then drain. Returns how many answers were cut off. Raises what a load raises."""
-    with ExitStack() as ending:
+    with ExitStack() as ending, hangups(configuration.auth, bound.certificates) as signals:
         async with open_planned(plan) as runtime:
-            api = start_api(runtime, configuration, bound)
+            api = start_api(runtime, configuration, bound, keepers=keepers)
             try:
                 with shutdown.until_asked():
                     ready = await load_all(runtime, configuration, plan, quiet=quiet)
                     say(banner(configuration, bound.url, plan, ready), sys.stdout)
-                    await trio.sleep_forever()
+                    await reload_at_hangups(api, signals, bound.certificates)
             except BaseException:
                 with trio.move_on_after(GRACE_SECONDS, shield=True), suppress(TripowerError):
                     await api.ask(Drain(timeout_seconds=0))

@@ -11,6 +11,7 @@ import msgspec
 from tripower.actors.models import ReadyModel
 from tripower.actors.runtime import RuntimePlan
 from tripower.api.cli.terminal import size
+from tripower.api.http.auth import keys_configured, load_keys
 from tripower.api.version import VERSION
 from tripower.runtime.configuration import Configuration
 
@@ -18,18 +19,39 @@ from tripower.runtime.configuration import Configuration
 def banner(configuration: Configuration, url: str, plan: RuntimePlan, ready: Mapping[str, ReadyModel]) -> str:
     """The block. `ready` has the models that are loaded; the others of the plan load when they are asked for."""
     queue = plan.limits.queue
-    lines = [f"tripower {VERSION} listens at {url}", ""]
+    lines = [f"tripower {VERSION} listens at {url}", *also_at(configuration), ""]
     for source in plan.sources:
         lines.append(f"  model     {source.name}{model_figures(ready.get(source.name))}")
     lines += [f"  engine    {line}" for line in engine_lines(plan)]
     lines += [
         f"  seats     {queue.members_max} answer at the same time, {queue.waiting_max} may wait",
-        f"  keys      off{'' if is_loopback(configuration.server.host) else ': everyone who can reach this address may use it'}",
+        f"  keys      {keys_line(configuration)}",
         "",
-        f"  {curl_line(url, plan, ready)}",
+        f"  {curl_line(url, plan, ready, with_key=keys_configured(configuration))}",
         "",
     ]
     return "\n".join(lines)
+
+
+def also_at(configuration: Configuration) -> list[str]:
+    """The Unix socket, where there are both."""
+    server = configuration.server
+    return [f"  and at unix:{server.unix_socket}"] if server.unix_socket and server.tcp else []
+
+
+def address(url: str) -> str:
+    """What curl needs to find the server."""
+    socket = url.removeprefix("unix:")
+    return url if socket == url else f"--unix-socket {shlex.quote(socket)} http://localhost"
+
+
+def keys_line(configuration: Configuration) -> str:
+    """Who may ask. Blocks for the file with the keys."""
+    keys = load_keys(configuration.auth)
+    if keys is None:
+        return f"off{'' if is_loopback(configuration.server.host) else ': everyone who can reach this address may use it'}"
+    admins = sum(key.admin for key in keys)
+    return f"on: {len(keys)} of them, {admins or 'none'} for administration"
 
 
 def engine_lines(plan: RuntimePlan) -> list[str]:
@@ -53,8 +75,11 @@ def model_figures(ready: ReadyModel | None) -> str:
     return "".join(f", {figure}" for figure in figures)
 
 
-def curl_line(url: str, plan: RuntimePlan, ready: Mapping[str, ReadyModel]) -> str:
-    """A request that works when it is pasted into a shell: a chat, where the first model has a template for it."""
+def curl_line(url: str, plan: RuntimePlan, ready: Mapping[str, ReadyModel], *, with_key: bool = False) -> str:
+    """A request that works when it is pasted into a shell: a chat, where the first model has a template for it.
+
+    `with_key`: with what the shell knows as `TRIPOWER_API_KEY`.
+    """
     name = plan.sources[0].name
     first = ready.get(name)
     body: dict[str, object]
@@ -72,7 +97,9 @@ def curl_line(url: str, plan: RuntimePlan, ready: Mapping[str, ReadyModel]) -> s
         )
     else:
         path, body = "completions", {"model": name, "prompt": "The sky is blue because"}
-    return f"curl {url}/v1/{path} -H 'content-type: application/json' -d {shlex.quote(msgspec.json.encode(body).decode())}"
+    key = '-H "authorization: Bearer $TRIPOWER_API_KEY" ' if with_key else ""
+    data = shlex.quote(msgspec.json.encode(body).decode())
+    return f"curl {address(url)}/v1/{path} {key}-H 'content-type: application/json' -d {data}"
 
 
 def is_loopback(host: str) -> bool:

@@ -77,3 +77,11 @@ def configure_logs(arguments: argparse.Namespace, *, normally: Literal["info", "
     ours.propagate = False
     ours.setLevel(asked.upper() or ("INFO" if normally == "info" else logging.CRITICAL))
     logging.getLogger("tripower.runtime.store").setLevel(logging.NOTSET if asked or normally == "info" else logging.WARNING)
+
+
+def log_as_json(*, with_tracebacks: bool) -> None:
+    """From now on a line of our logs is a JSON object."""
+    from tripower.api.http.observe.json_log import JsonFormatter
+
+    for handler in logging.getLogger("tripower").handlers:
+        handler.setFormatter(JsonFormatter(with_tracebacks=with_tracebacks))

@@ -12,9 +12,11 @@ import trio
 
 from tripower.actors.runtime import Runtime
 from tripower.api.http.application import Application
+from tripower.api.http.auth.keyring import Keyring
 from tripower.api.http.binding import BoundSockets
-from tripower.api.http.figures import ApiStatistics, Figures
+from tripower.api.http.figures import ApiStatistics
 from tripower.api.http.listener import Listener
+from tripower.api.http.observe.keepers import Keepers
 from tripower.api.http.service import Service
 from tripower.runtime.configuration import Configuration
 from tripower.runtime.kernel import LATER, Actor, Ask, Envelope, Message, Overloaded, Ref
@@ -41,20 +43,38 @@ class Drained(Message, frozen=True):
     interrupted: int
 
 
-Command = Drain
+class ReloadKeys(Ask["KeysReloaded"], frozen=True):
+    """Read the API keys again. Refused with `InvalidConfiguration` when they cannot be used; the old ones stay in force then."""
+
+
+class KeysReloaded(Message, frozen=True):
+    """So many keys are in force."""
+
+    keys: int
+
+
+Command = Drain | ReloadKeys
 
 
 class ApiActor(Actor[Command]):
     """See the module. The sockets stay with whoever bound them until a drain closes them, so that a restart finds them open."""
 
-    def __init__(self, runtime: Runtime, configuration: Configuration, bound: BoundSockets, figures: Figures) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        configuration: Configuration,
+        bound: BoundSockets,
+        keepers: Keepers,
+        keyring: Keyring,
+    ) -> None:
         self._runtime = runtime
         self._drain_seconds = configuration.server.drain_timeout_s
-        self._figures = figures
+        self._figures = keepers.figures
         self._url = bound.url
-        service = Service(runtime, configuration.server, configuration.scheduler, figures)
+        self._keyring = keyring
+        service = Service(runtime, configuration.server, configuration.scheduler, keepers, keyring)
         self._application = Application(service)
-        self._listener = Listener(self._application, bound.sockets, configuration.server)
+        self._listener = Listener(self._application, bound.sockets, configuration.server, bound.certificates)
         self._listening = trio.CancelScope()
         self._patience = trio.CancelScope()
         self._waiting: list[Envelope] = []
@@ -68,6 +88,8 @@ class ApiActor(Actor[Command]):
         match message:
             case Drain():
                 return self._drain(message)
+            case ReloadKeys():
+                return KeysReloaded(self._keyring.reload())
         assert_never(message)
 
     async def _listen(self) -> None:
@@ -112,10 +134,13 @@ class ApiActor(Actor[Command]):
         )
 
 
-def start_api(runtime: Runtime, configuration: Configuration, bound: BoundSockets, *, name: str = "api") -> Ref[Command]:
+def start_api(
+    runtime: Runtime, configuration: Configuration, bound: BoundSockets, *, name: str = "api", keepers: Keepers | None = None
+) -> Ref[Command]:
     """Serve a runtime on bound sockets from now on. Synchronous; requests are answered as soon as the loop turns.
 
-    End it with `await ref.ask(Drain())`, then leave the runtime.
+    End it with `await ref.ask(Drain())`, then leave the runtime. Raises `InvalidConfiguration` for keys that cannot be used.
     """
-    figures = Figures()
-    return runtime.system.spawn(lambda: ApiActor(runtime, configuration, bound, figures), name=name)
+    keyring = Keyring(configuration.auth)
+    told = Keepers() if keepers is None else keepers
+    return runtime.system.spawn(lambda: ApiActor(runtime, configuration, bound, told, keyring), name=name)

@@ -1,21 +1,20 @@
-"""Answers as OpenAI clients parse them, whole and in pieces.
-
-A streamed chunk differs from the one before in one string only, so everything else of its JSON is encoded once a request.
-"""
+"""Answers as OpenAI clients parse them: what both endpoints and the pieces of a stream have in common."""
 
 from __future__ import annotations
 
 import secrets
-import time
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
 import attrs
 import msgspec
 
-from tripower.actors.dialogue import GenerationFinished, Usage
+from tripower.actors.dialogue import GenerationFinished, Timings, Usage
+from tripower.api.http.text.token_texts import ChatLogprobsOut, CompletionLogprobsOut, PromptLogprobOut
 
 FINGERPRINT = f"tripower-{version('tripower')}"
+PromptLogprobs = tuple[Mapping[str, PromptLogprobOut] | None, ...]
 _encode = msgspec.json.Encoder().encode
 
 
@@ -25,6 +24,9 @@ class PromptDetails(msgspec.Struct, frozen=True):
 
 class CompletionDetails(msgspec.Struct, frozen=True):
     reasoning_tokens: int = 0
+
+
+_NOT_THOUGHT = CompletionDetails()
 
 
 class UsageOut(msgspec.Struct, frozen=True):
@@ -49,24 +51,46 @@ class TimingsOut(msgspec.Struct, frozen=True):
     predicted_per_second: float
 
 
+class CalledOut(msgspec.Struct, frozen=True):
+    """A function and the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallOut(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    type: str = "function"
+    function: CalledOut
+
+
 class MessageOut(msgspec.Struct, frozen=True, kw_only=True):
+    """`content` is null where there are only calls. There are two names of the reasoning, since clients read either."""
+
     role: str = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: tuple[ToolCallOut, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int = 0
     message: MessageOut
-    logprobs: None = None
+    logprobs: ChatLogprobsOut | None = None
     finish_reason: str
+    stop_reason: str | int | msgspec.UnsetType = msgspec.UNSET
+    """The stop string or token of the request that ended it."""
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int = 0
     text: str
-    logprobs: None = None
+    logprobs: CompletionLogprobsOut | None = None
     finish_reason: str
+    stop_reason: str | int | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -80,52 +104,43 @@ class Answer(msgspec.Struct, frozen=True):
     usage: UsageOut
     timings: TimingsOut
     system_fingerprint: str = FINGERPRINT
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+    """vLLM's, of a conversation."""
 
 
 @attrs.frozen
 class Dialect:
-    """What differs between the endpoints. Bytes are JSON around a text."""
+    """What differs between the endpoints in name only."""
 
     id_prefix: str
     whole: str
     chunk: str
-    opening: bytes
-    """The first choice of a stream; empty when there is none."""
-    before_text: bytes
-    after_text: bytes
-    finish: bytes
-    """The last choice, up to its reason."""
-
-    def choice(self, text: str, reason: str) -> ChatChoice | CompletionChoice:
-        if self is CHAT:
-            return ChatChoice(message=MessageOut(content=text), finish_reason=reason)
-        return CompletionChoice(text=text, finish_reason=reason)
 
 
-_OPEN_END = b',"logprobs":null,"finish_reason":null}'
-
-CHAT = Dialect(
-    id_prefix="chatcmpl-",
-    whole="chat.completion",
-    chunk="chat.completion.chunk",
-    opening=b'{"index":0,"delta":{"role":"assistant","content":""}' + _OPEN_END,
-    before_text=b'{"index":0,"delta":{"content":',
-    after_text=b"}" + _OPEN_END,
-    finish=b'{"index":0,"delta":{},"logprobs":null,"finish_reason":',
-)
-COMPLETION = Dialect(
-    id_prefix="cmpl-",
-    whole="text_completion",
-    chunk="text_completion",
-    opening=b"",
-    before_text=b'{"index":0,"text":',
-    after_text=_OPEN_END,
-    finish=b'{"index":0,"text":"","logprobs":null,"finish_reason":',
-)
+CHAT = Dialect(id_prefix="chatcmpl-", whole="chat.completion", chunk="chat.completion.chunk")
+COMPLETION = Dialect(id_prefix="cmpl-", whole="text_completion", chunk="text_completion")
 
 
-def usage_out(usage: Usage) -> UsageOut:
-    return UsageOut(usage.prompt_tokens, usage.completion_tokens, usage.prompt_tokens + usage.completion_tokens)
+def usage_out(usage: Usage, reasoning_tokens: int = 0) -> UsageOut:
+    return UsageOut(
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        usage.prompt_tokens + usage.completion_tokens,
+        completion_tokens_details=CompletionDetails(reasoning_tokens) if reasoning_tokens else _NOT_THOUGHT,
+    )
+
+
+def merged(ends: Sequence[GenerationFinished], n: int) -> GenerationFinished:
+    """One end for the ends of all choices: a prompt counts once for its `n` answers, and the longest took the time of all."""
+    if len(ends) == 1:
+        return ends[0]
+    usage = Usage(sum(end.usage.prompt_tokens for end in ends[::n]), sum(end.usage.completion_tokens for end in ends))
+    timings = Timings(
+        max(end.timings.wait_seconds for end in ends),
+        max(end.timings.prefill_seconds for end in ends),
+        max(end.timings.decode_seconds for end in ends),
+    )
+    return GenerationFinished(ends[0].reason, "", usage, timings)
 
 
 def timings_out(finished: GenerationFinished) -> TimingsOut:
@@ -150,84 +165,8 @@ def _rates(tokens: int, seconds: float) -> tuple[float, float, float]:
     )
 
 
-def whole_answer(dialect: Dialect, model: str, text: str, finished: GenerationFinished) -> bytes:
-    """The JSON of an answer that is not streamed."""
-    return _encode(
-        Answer(
-            id=new_id(dialect),
-            object=dialect.whole,
-            created=int(time.time()),
-            model=model,
-            choices=(dialect.choice(text, finished.reason),),
-            usage=usage_out(finished.usage),
-            timings=timings_out(finished),
-        )
-    )
-
-
 def new_id(dialect: Dialect) -> str:
     return dialect.id_prefix + secrets.token_hex(12)
-
-
-class Chunks:
-    """The events of one stream. `id`, `created` and `model` are the same in all of them."""
-
-    def __init__(self, dialect: Dialect, model: str, *, include_usage: bool, continuous_usage: bool) -> None:
-        head = {
-            "id": new_id(dialect),
-            "object": dialect.chunk,
-            "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": FINGERPRINT,
-        }
-        self._head = b"data: " + _encode(head)[:-1] + b',"choices":['
-        self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
-        self._dialect = dialect
-        self._include_usage = include_usage
-        self._continuous_usage = continuous_usage
-        self._usage = Usage(0, 0)
-        self._before_text = self._head + dialect.before_text
-        self._after_text = dialect.after_text + self._tail
-
-    def count_prompt(self, tokens: int) -> None:
-        self._usage = Usage(tokens, 0)
-
-    def opening(self) -> bytes:
-        """What comes before the first token."""
-        opening = self._dialect.opening
-        return self._head + opening + self._current_tail() if opening else b""
-
-    def token(self, text: str) -> bytes:
-        """One token."""
-        if self._continuous_usage:
-            self._usage = Usage(self._usage.prompt_tokens, self._usage.completion_tokens + 1)
-            return self._before_text + _encode(text) + self._dialect.after_text + self._current_tail()
-        return self._before_text + _encode(text) + self._after_text
-
-    def end(self, finished: GenerationFinished) -> bytes:
-        """What was held back, the reason, the figures if they were asked for, and the end mark.
-
-        `timings` ride on the last chunk, since clients merge them with the usage that is there.
-        """
-        self._usage = finished.usage
-        pieces = (
-            [self._before_text + _encode(finished.text) + self._dialect.after_text + self._current_tail()]
-            if finished.text
-            else []
-        )
-        timings = b',"timings":' + _encode(timings_out(finished))
-        usage = b',"usage":' + _encode(usage_out(finished.usage))
-        finish = self._head + self._dialect.finish + _encode(finished.reason) + b"}"
-        if self._include_usage:
-            pieces += [finish + self._current_tail(), self._head + b"]" + usage + timings + b"}\n\n"]
-        else:
-            pieces.append(finish + b"]" + (usage if self._continuous_usage else b"") + timings + b"}\n\n")
-        return b"".join(pieces) + DONE
-
-    def _current_tail(self) -> bytes:
-        if not self._continuous_usage:
-            return self._tail
-        return b'],"usage":' + _encode(usage_out(self._usage)) + b"}\n\n"
 
 
 DONE = b"data: [DONE]\n\n"

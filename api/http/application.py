@@ -12,12 +12,18 @@ from starlette.routing import Route, Router
 
 from tripower.api.http import wire
 from tripower.api.http.answers import CHAT, COMPLETION
+from tripower.api.http.auth.middleware import Authentication
 from tripower.api.http.embeddings.endpoint import EmbeddingsEndpoint
 from tripower.api.http.exchange import EXCHANGE, Exchange
+from tripower.api.http.messages.endpoint import messages_routes
 from tripower.api.http.middleware import ErrorBodies, Exchanges, HostGuard
 from tripower.api.http.openapi.endpoint import OPENAPI_PATH, OpenApi
+from tripower.api.http.origins import Origins
+from tripower.api.http.requests.endpoints import CancelRequest, ListRequests
+from tripower.api.http.responses.endpoint import responses_routes
 from tripower.api.http.router.endpoints import LoadModel, UnloadModel
 from tripower.api.http.service import Service
+from tripower.api.http.slots.endpoint import Slots
 from tripower.api.http.status_endpoints import Health, Metrics, Models, Ready
 from tripower.api.http.text_endpoint import TextEndpoint
 from tripower.api.http.tokens.endpoints import (
@@ -32,13 +38,18 @@ from tripower.api.http.tokens.requests import APPLY_TEMPLATE, DETOKENIZE, TOKENI
 from tripower.api.http.tokens.work import TextWork
 from tripower.runtime.kernel import TripowerError
 
+LOOKING = frozenset({"GET", "HEAD", "OPTIONS"})
+"""Methods that change nothing and start no work."""
+
 
 class Application:
     """The ASGI application. `active` are the exchanges whose answer is not complete."""
 
     def __init__(self, service: Service) -> None:
+        self._keepers = service.keepers
         self._router = Router(routes(service), redirect_slashes=False, default=no_route)
-        self._exchanges = Exchanges(ErrorBodies(HostGuard(self._route, service.server)), service.figures)
+        guarded = HostGuard(Authentication(self._route, service), service.server, Origins(service.server))
+        self._exchanges = Exchanges(ErrorBodies(guarded), service.keepers, service.active)
 
     @property
     def active(self) -> set[Exchange]:
@@ -52,6 +63,8 @@ class Application:
         path = scope["path"]
         if path.startswith(("http://", "https://")):  # the absolute form of a target, as proxies send it
             scope["path"] = path = "/" + path.partition("://")[2].partition("/")[2]
+        if scope["method"] not in LOOKING:
+            self._keepers.check()
         if len(path) > 1 and path.endswith("/"):
             scope["path"] = path.rstrip("/") or "/"  # a redirect would lose the body, or a proxy's prefix
         await self._router(scope, receive, send)
@@ -59,6 +72,7 @@ class Application:
 
 def routes(service: Service) -> list[Route]:
     """All routes, the busiest first."""
+    work = TextWork()
     described = [
         Route("/v1/chat/completions", TextEndpoint(service, wire.CHAT, CHAT), methods=["POST"], name="chat"),
         Route("/v1/completions", TextEndpoint(service, wire.COMPLETION, COMPLETION), methods=["POST"], name="completions"),
@@ -68,17 +82,22 @@ def routes(service: Service) -> list[Route]:
         Route("/health", Health(service), methods=["GET"], name="health"),
         Route("/ready", Ready(service), methods=["GET"], name="ready"),
         Route("/metrics", Metrics(service), methods=["GET"], name="metrics"),
-        *token_routes(service),
+        *token_routes(service, work),
+        *responses_routes(service, work),
+        *messages_routes(service, work),
+        Route("/slots", Slots(service), methods=["GET"], name="slots"),
         Route("/models", Models(service), methods=["GET"], name="router_models"),
+        Route("/v1/requests", ListRequests(service), methods=["GET"], name="requests"),
+        Route("/v1/requests/{id}", CancelRequest(service), methods=["DELETE"], name="delete_request"),
+        Route("/v1/requests/{id}/cancel", CancelRequest(service), methods=["POST"], name="cancel_request"),
         Route("/models/load", LoadModel(service), methods=["POST"], name="load_model"),
         Route("/models/unload", UnloadModel(service), methods=["POST"], name="unload_model"),
     ]
     return [*described, Route(OPENAPI_PATH, OpenApi(described), methods=["GET"], name="openapi")]
 
 
-def token_routes(service: Service) -> list[Route]:
+def token_routes(service: Service, work: TextWork) -> list[Route]:
     """What needs a tokenizer only."""
-    work = TextWork()
     count = TokenEndpoint(service, work, wire.CHAT, count_input_tokens)
     return [
         Route("/tokenize", TokenEndpoint(service, work, TOKENIZE, tokenize), methods=["POST"], name="tokenize"),

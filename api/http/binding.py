@@ -14,7 +14,9 @@ from typing import Self
 
 import attrs
 
-from tripower.api.http.transport import set_user_timeout
+from tripower.api.http.listening.tls import Certificates, certificates
+from tripower.api.http.listening.unix_socket import UnixSocket
+from tripower.api.http.transport import set_keep_alive, set_user_timeout
 from tripower.runtime.configuration import ServerSettings
 from tripower.runtime.kernel import InvalidConfiguration
 
@@ -29,13 +31,19 @@ class BoundSockets:
 
     sockets: tuple[socket.socket, ...]
     url: str
-    """Where a client on this machine reaches them."""
+    """Where a client on this machine reaches them; `unix:PATH` when there is only a Unix socket."""
     port: int
+    """0 when there is only a Unix socket."""
+    certificates: Certificates | None = None
+    """What TCP connections are encrypted with."""
+    unix: UnixSocket | None = None
 
     def close(self) -> None:
-        """Close what is still open. Idempotent."""
+        """Close what is still open, and remove the Unix socket. Idempotent."""
         for each in self.sockets:
             each.close()
+        if self.unix is not None:
+            self.unix.remove()
 
     def __enter__(self) -> Self:
         return self
@@ -45,10 +53,25 @@ class BoundSockets:
 
 
 def bind(settings: ServerSettings) -> BoundSockets:
-    """Listen on every address of `settings.host`. Blocks for a name look-up at most.
+    """Listen on every address of `settings.host`, and on the Unix socket if there is one. Blocks for a name look-up and small files.
 
     A name with addresses of both families is bound on those that this machine has. Raises `InvalidConfiguration`.
     """
+    secure = certificates(settings)
+    if not settings.unix_socket:
+        if not settings.tcp:
+            raise InvalidConfiguration("server.tcp is off: name a path in server.unix_socket", code="no_listener")
+        return _bind_tcp(settings, secure)
+    tcp = _bind_tcp(settings, secure) if settings.tcp else BoundSockets((), f"unix:{settings.unix_socket}", 0)
+    try:
+        unix = UnixSocket.listen(settings.unix_socket, int(settings.unix_socket_mode, 8), BACKLOG)
+    except BaseException:
+        tcp.close()
+        raise
+    return attrs.evolve(tcp, sockets=(*tcp.sockets, unix.socket), unix=unix)
+
+
+def _bind_tcp(settings: ServerSettings, secure: Certificates | None) -> BoundSockets:
     host, port = settings.host, settings.port
     for _ in range(FREE_PORT_TRIES):
         try:
@@ -58,7 +81,7 @@ def bind(settings: ServerSettings) -> BoundSockets:
                 continue  # the free port of the first family is taken in the second
             raise _refusal(host, port, error) from error
         bound = int(sockets[0].getsockname()[1])
-        return BoundSockets(tuple(sockets), f"http://{reachable(host)}:{bound}", bound)
+        return BoundSockets(tuple(sockets), f"{'https' if secure else 'http'}://{reachable(host)}:{bound}", bound, secure)
     raise InvalidConfiguration(f"no port is free on all addresses of {host}: give one with --port", code="port_in_use")
 
 
@@ -116,6 +139,7 @@ def _listen(family: socket.AddressFamily, address: tuple[object, ...], settings:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited by accepted sockets, as is the next one
         set_user_timeout(listening, settings.send_timeout_s)
+        set_keep_alive(listening)
         if family == socket.AF_INET6:
             # `::` means every address of the machine, any other address itself.
             listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, settings.host != "::")

@@ -7,7 +7,8 @@ Hypercorn parses, checks and frames (`H11Protocol`, `HTTPStream`). What differs 
    A client that only closes its sending side counts as one that left.
 3. Time is bounded in every state: waiting for a request, its head, its body, and (in `Transport`) a client that does not read.
 4. What one ASGI message causes is written in one piece, and the head of an answer goes with its first bytes.
-5. There are no websockets and no HTTP/2: an `Upgrade` is ignored, as HTTP allows. `100 Continue` is sent when the body is wanted.
+5. There are no websockets: an `Upgrade` is ignored, as HTTP allows. `100 Continue` is sent when the body is wanted.
+6. A client that begins with HTTP/2's preface is left to `Http2Connection`, which the listener starts on the same transport.
 """
 
 from __future__ import annotations
@@ -41,6 +42,16 @@ DRAIN_SEND_SECONDS = 5.0
 """While draining, a client that takes nothing for this long is dropped."""
 
 
+PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
+"""What HTTP/2 begins with; to a parser of HTTP/1.1 it is a whole request."""
+HEADERS_MAX = 256
+"""How many headers a request may have."""
+
+
+class Http2Begun(Exception):
+    """The client speaks HTTP/2."""
+
+
 class Protocol(H11Protocol):
     """Hypercorn's HTTP/1.1 without upgrades, without its pause, and with JSON in its own errors."""
 
@@ -55,6 +66,9 @@ class Protocol(H11Protocol):
                 await self.send(Closed())
                 return
             if isinstance(event, h11.Request):
+                if event.http_version == b"2.0" or len(event.headers) > HEADERS_MAX:
+                    await self._refuse(event)
+                    return
                 await self.send(Updated(idle=False))
                 await self._create_stream(event)
             elif isinstance(event, h11.Data) and self.stream is not None:
@@ -63,6 +77,13 @@ class Protocol(H11Protocol):
                 await self.stream.handle(EndBody(stream_id=STREAM_ID))
             else:
                 return
+
+    async def _refuse(self, request: h11.Request) -> None:
+        """Raises `Http2Begun` when it is no request at all."""
+        if request.method == b"PRI" and not self.keep_alive_requests:
+            raise Http2Begun
+        await self._send_error_response(431 if len(request.headers) > HEADERS_MAX else 400)
+        await self.send(Closed())
 
     async def _create_stream(self, request: h11.Request) -> None:
         self.stream = HTTPStream(
@@ -130,7 +151,11 @@ class Connection:
         self._app = app
         self._transport = transport
         self._body_seconds = body_seconds
-        self.protocol = Protocol(app, config, context, self, {}, False, client, server, self._on_event)  # type: ignore[arg-type]
+        self.protocol = Protocol(
+            app, config, context, self, {}, transport.secure, client, server, self._on_event  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.http2_begun = b""
+        """After `run`, if the client speaks HTTP/2: what it has sent. The transport is still open then."""
         self._out: list[bytes] = []
         self._writing = False
         self._request: Incoming | None = None
@@ -156,8 +181,9 @@ class Connection:
         except Exception:
             log.exception("a connection ended with an error")
         finally:
-            with trio.CancelScope(shield=True):
-                await self._transport.close(unread=self.protocol.connection.their_state in {h11.SEND_BODY, h11.ERROR})
+            if not self.http2_begun:
+                with trio.CancelScope(shield=True):
+                    await self._transport.close(unread=self.protocol.connection.their_state in {h11.SEND_BODY, h11.ERROR})
 
     def drain(self) -> None:
         """Close as soon as the running request, if there is one, has its answer."""
@@ -187,7 +213,11 @@ class Connection:
                     await self._on_time_over()
             self._attention = False
             if not self._closing:
-                await self.protocol.handle_events()
+                try:
+                    await self.protocol.handle_events()
+                except Http2Begun:
+                    self.http2_begun = PREFACE + self.protocol.connection.trailing_data[0]
+                    return
             try:
                 await self.flush()
             except ClientLost:
@@ -227,6 +257,16 @@ class Connection:
         if due >= self._reading.deadline:
             return  # moving it costs more than a renewal now and then
         self._reading.deadline = due
+
+    @property
+    def awaits_continue(self) -> bool:
+        """Whether the client waits for `100 Continue` before it sends its body."""
+        return self.protocol.connection.they_are_waiting_for_100_continue
+
+    async def send_continue(self) -> None:
+        """Tell it to go on."""
+        await self.protocol.send_continue()
+        await self.flush()
 
     def body_complete(self) -> None:
         """The whole request is here; from now on its time is its own."""

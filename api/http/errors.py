@@ -42,8 +42,10 @@ def error_body(error: TripowerError) -> bytes:
 
 
 def error_headers(error: TripowerError) -> list[Header]:
-    """Whether and when to come back."""
-    if error.status < 500:
+    """Whether and when to come back, and with what."""
+    if error.status == 401:
+        return [(b"www-authenticate", b"Bearer")]
+    if error.status < 500 and error.status != 429:
         return []
     if not error.retryable:
         return [(b"x-should-retry", b"false")]

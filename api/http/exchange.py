@@ -10,10 +10,13 @@ import re
 import secrets
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
+import msgspec
 import trio
 
+from tripower.actors.dialogue import GenerationFinished, GenerationRequest, Timings
+from tripower.runtime.admission import ANYBODY, Caller
 from tripower.runtime.kernel import NEVER, DeadlineExceeded, InvalidRequest, TripowerError
 
 EXCHANGE = "tripower.exchange"
@@ -25,6 +28,16 @@ CLIENT_LEFT = 499
 MILLISECONDS = re.compile(rb"[0-9]{1,15}")
 
 Header = tuple[bytes, bytes]
+
+
+class Metering(Protocol):
+    """What counts the tokens of whoever asks, at Trio's time `now`."""
+
+    def spend(self, tokens: int, now: float) -> None:
+        """So many more."""
+
+    def headers(self, now: float) -> list[Header]:
+        """What every answer tells of the limits."""
 
 
 class Exchange:
@@ -42,14 +55,58 @@ class Exchange:
         """0 while no answer has begun."""
         self.end = ""
         """`stop`, `length`, an error's code, `disconnect` or `shutdown`; empty for plain answers."""
-        self.prompt_tokens = 0
-        self.completion_tokens = 0
+        self._prompt_tokens = self._completion_tokens = 0
         self.ignored: tuple[str, ...] = ()
         """Fields of the request that had no effect."""
+        self.more_headers: tuple[Header, ...] = ()
+        """What the answer gets besides, whatever it is."""
+        self.caller: Caller = ANYBODY
+        """Who asks, as authentication found out."""
+        self.admin = False
+        """Whether the caller may load and unload, and see what others ask."""
+        self.meter: Metering | None = None
+        self.over = trio.Event()
+        """Set when the answer is complete or cannot be, and whatever ran for it has been left."""
+        self.answering = False
+        """Whether a model has given the first token."""
+        self.model = ""
+        """Which one the request is for, where an endpoint has found out."""
+        self.asked: GenerationRequest | None = None
+        """What was asked of a model, for those who keep records."""
+        self.traceparent = ""
+        """The context that work for this request belongs to, in W3C's form."""
+        self.timings: Timings | None = None
+        """Of a complete answer."""
         self._receive, self._send = receive, send
         self._body_left = b"content-length" in self.headers or b"transfer-encoding" in self.headers
         self._interruptible: Interruptible | None = None
         self._interruption: TripowerError | None = None
+
+    # What it costs.
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt, 0 while they are not known. Setting them charges the caller."""
+        return self._prompt_tokens
+
+    @prompt_tokens.setter
+    def prompt_tokens(self, tokens: int) -> None:
+        self._spend(tokens - self._prompt_tokens)
+        self._prompt_tokens = tokens
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens generated so far. Setting them charges the caller for what has been added."""
+        return self._completion_tokens
+
+    @completion_tokens.setter
+    def completion_tokens(self, tokens: int) -> None:
+        self._spend(tokens - self._completion_tokens)
+        self._completion_tokens = tokens
+
+    def _spend(self, tokens: int) -> None:
+        if self.meter is not None and tokens:
+            self.meter.spend(tokens, trio.current_time())
 
     # The request.
 
@@ -58,17 +115,15 @@ class Exchange:
         declared = self.headers.get(b"content-length")
         if declared is not None and int(declared) > bytes_max:
             raise _too_large(bytes_max)
-        pieces, size = [], 0
+        body = bytearray()  # not a list of pieces: of single bytes it would take fifty times their room
         while True:
             message = await self._receive()
-            piece = message.get("body", b"")
-            size += len(piece)
-            if size > bytes_max:
+            body += message.get("body", b"")
+            if len(body) > bytes_max:
                 raise _too_large(bytes_max)
-            pieces.append(piece)
             if not message.get("more_body", False):
                 self._body_left = False
-                return b"".join(pieces)
+                return bytes(body)
 
     def milliseconds_header(self, name: bytes) -> float | None:
         """A header that holds a positive whole number of milliseconds, in seconds. Raises `InvalidRequest`."""
@@ -122,11 +177,29 @@ class Exchange:
         headers.append((b"x-request-id", self.request_id))
         if self._body_left:
             headers.append((b"connection", b"close"))  # what is left of the request would be taken for the next one
+        if self.meter is not None:
+            headers += self.meter.headers(trio.current_time())
+        if self.more_headers:
+            headers += self.more_headers
         if self.ignored:
             headers.append((b"x-tripower-ignored", _listed(self.ignored)))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     # The end.
+
+    def asks(self, request: GenerationRequest) -> GenerationRequest:
+        """The request as its caller's, under its id and within its trace; kept for the records."""
+        request = msgspec.structs.replace(
+            request, caller=self.caller, request_id=self.request_id.decode(), traceparent=self.traceparent
+        )
+        self.asked = request
+        return request
+
+    def finish(self, finished: GenerationFinished) -> None:
+        """An answer of a model is complete: keep its figures for the records. Of several answers the last one's reason and times count."""
+        self.end = finished.reason
+        self.completion_tokens = finished.usage.completion_tokens
+        self.timings = finished.timings
 
     def interruptible(self, deadline: float, *, first_token_deadline: float = NEVER) -> Interruptible:
         """A block that ends at `deadline`, or at `interrupt`, with the error that says so."""
@@ -158,6 +231,7 @@ class Interruptible:
 
     def first_token_came(self) -> None:
         """From now on only the deadline of the whole counts. Call it with every token; only the first has an effect."""
+        self._exchange.answering = True
         if self._first:
             self._first = False
             self.scope.deadline = self._deadline

@@ -23,11 +23,11 @@ class Unsupported(NamedTuple):
     instead: str
 
 
-_NO_TOOLS = "this server calls no tools yet; describe them in the prompt"
-_NO_FORMAT = "this server cannot force a format yet; ask for it in the prompt"
-_NO_LOGPROBS = "this server returns no log probabilities yet"
+_NO_SEARCH = "this server looks nothing up; offer it a tool that does"
+_CONVERSATION = "send a conversation to /v1/chat/completions"
+_ONE_CHOICE = "n answers are n answers, and none of them is thrown away"
 _TEXT_ONLY = "this model reads and writes text only"
-_LENGTH = "use max_completion_tokens"
+_NO_DRAFT = "nothing is drafted here; leave it out: it changes no answer, only the speed"
 _OTHER_SAMPLING = "use temperature, top_k, top_p, min_p and the penalties"
 _PROMPT = "the chat template of the model file is used as it is; a prompt of your own goes to /v1/completions"
 
@@ -36,8 +36,7 @@ WITHOUT_EFFECT = frozenset(
 )
 
 UNSUPPORTED: Mapping[str, Unsupported] = {
-    "n": Unsupported((1,), "send one request for each answer"),
-    "best_of": Unsupported((1,), "send one request for each answer"),
+    "best_of": Unsupported((1,), _ONE_CHOICE),
     "use_beam_search": Unsupported((False,), _OTHER_SAMPLING),
     "length_penalty": Unsupported((1,), _OTHER_SAMPLING),
     "typical_p": Unsupported((1,), _OTHER_SAMPLING),
@@ -48,54 +47,48 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
     "dynatemp_range": Unsupported((0,), _OTHER_SAMPLING),
     "allowed_token_ids": Unsupported(([],), "use logit_bias"),
     "bad_words": Unsupported(([],), "use logit_bias"),
-    "stop_token_ids": Unsupported(([],), "use stop"),
-    "include_stop_str_in_output": Unsupported((False,), "stop strings are never part of the answer"),
     "skip_special_tokens": Unsupported((True,), "control tokens are never part of the answer"),
-    "min_tokens": Unsupported((0,), "use ignore_eos with a token limit"),
-    "n_predict": Unsupported((), _LENGTH),
-    "max_new_tokens": Unsupported((), _LENGTH),
     "normalize": Unsupported((True,), "vectors always have unit length"),
     "truncate_prompt_tokens": Unsupported((), "shorten the prompt"),
-    "tools": Unsupported(([],), _NO_TOOLS),
-    "tool_choice": Unsupported(("none", "auto"), _NO_TOOLS),
-    "parallel_tool_calls": Unsupported((True, False), _NO_TOOLS),
-    "functions": Unsupported(([],), _NO_TOOLS),
-    "function_call": Unsupported(("none", "auto"), _NO_TOOLS),
-    "web_search_options": Unsupported((), _NO_TOOLS),
-    "response_format": Unsupported(({"type": "text"},), _NO_FORMAT),
-    "structured_outputs": Unsupported(({},), _NO_FORMAT),
-    "guided_json": Unsupported((), _NO_FORMAT),
-    "guided_regex": Unsupported(("",), _NO_FORMAT),
-    "guided_choice": Unsupported(([],), _NO_FORMAT),
-    "guided_grammar": Unsupported(("",), _NO_FORMAT),
-    "grammar": Unsupported(("",), _NO_FORMAT),
-    "json_schema": Unsupported(({},), _NO_FORMAT),
-    "logprobs": Unsupported((False,), _NO_LOGPROBS),
-    "top_logprobs": Unsupported((0,), _NO_LOGPROBS),
-    "prompt_logprobs": Unsupported((), _NO_LOGPROBS),
-    "echo": Unsupported((False,), "the prompt is not repeated"),
+    "web_search_options": Unsupported((), _NO_SEARCH),
+    "tools": Unsupported(([],), _CONVERSATION),
+    "tool_choice": Unsupported(("none", "auto"), _CONVERSATION),
+    "parallel_tool_calls": Unsupported((True, False), _CONVERSATION),
+    "functions": Unsupported(([],), _CONVERSATION),
+    "function_call": Unsupported(("none", "auto"), _CONVERSATION),
+    "top_logprobs": Unsupported((0,), "use logprobs with a number"),
+    "reasoning_effort": Unsupported(("none",), _CONVERSATION),
+    "chat_template_kwargs": Unsupported(({},), _CONVERSATION),
+    "add_generation_prompt": Unsupported((True,), _CONVERSATION),
+    "continue_final_message": Unsupported((False,), _CONVERSATION),
+    "echo": Unsupported((False,), "only /v1/completions repeats the prompt"),
     "suffix": Unsupported(("",), "text can only be continued at its end"),
     "modalities": Unsupported((["text"],), _TEXT_ONLY),
     "audio": Unsupported((), _TEXT_ONLY),
     "prediction": Unsupported((), "leave it out: it changes no answer, only the speed"),
-    "reasoning_effort": Unsupported(("none",), "this model has no separate reasoning"),
+    "speculative.n_max": Unsupported((0,), _NO_DRAFT),
+    "speculative.n_min": Unsupported((0,), _NO_DRAFT),
+    "speculative.p_min": Unsupported((), _NO_DRAFT),
+    "draft_model": Unsupported(("",), _NO_DRAFT),
     "verbosity": Unsupported(("medium",), "say in the prompt how long the answer should be"),
     "store": Unsupported((False,), "answers are not kept"),
     "chat_template": Unsupported((), _PROMPT),
-    "chat_template_kwargs": Unsupported(({},), _PROMPT),
-    "add_generation_prompt": Unsupported((True,), _PROMPT),
-    "continue_final_message": Unsupported((False,), _PROMPT),
     "documents": Unsupported(([],), "put the documents into the prompt"),
 }
 
 IN_MESSAGES: Mapping[str, Unsupported] = {
-    "tool_calls": Unsupported(([],), _NO_TOOLS),
-    "function_call": Unsupported((), _NO_TOOLS),
     "audio": Unsupported((), _TEXT_ONLY),
     "images": Unsupported(([],), _TEXT_ONLY),
     "refusal": Unsupported(("",), "give the text as content"),
 }
-IN_MESSAGES_WITHOUT_EFFECT = frozenset({"tool_call_id", "annotations"})
+IN_MESSAGES_KNOWN = frozenset(
+    {"role", "content", "name", "tool_calls", "tool_call_id", "function_call", "reasoning_content", "reasoning", "annotations"}
+)
+"""Annotations say of an answer where it came from, and change nothing about the next one."""
+IN_TOOLS = frozenset({"type", "function"})
+IN_FUNCTIONS = frozenset({"name", "description", "parameters", "strict"})
+IN_CALLS = frozenset({"id", "type", "function"})
+IN_CALLED = frozenset({"name", "arguments"})
 
 
 def review(plain: Mapping[str, Any], honoured: frozenset[str]) -> tuple[str, ...]:
@@ -108,17 +101,34 @@ def review(plain: Mapping[str, Any], honoured: frozenset[str]) -> tuple[str, ...
     for index, message in enumerate(messages if isinstance(messages, list) else ()):
         if isinstance(message, dict):
             names += _unknown_in_message(index, message)
+    if "tools" in honoured:
+        names += _unknown_with_function(plain.get("tools"), IN_TOOLS, IN_FUNCTIONS, "tools.")
+        names += _unknown_in_each(plain.get("functions"), IN_FUNCTIONS, "functions.")
     return tuple(dict.fromkeys(names))
 
 
 def _unknown_in_message(index: int, message: Mapping[str, Any]) -> Iterator[str]:
-    known = frozenset({"role", "content", "name"}) | IN_MESSAGES_WITHOUT_EFFECT
-    for name in _unknown(message, known, IN_MESSAGES, f"messages[{index}]."):
+    for name in _unknown(message, IN_MESSAGES_KNOWN, IN_MESSAGES, f"messages[{index}]."):
         yield "messages." + name.partition(".")[2]
     content = message.get("content")
     for part in content if isinstance(content, list) else ():
         if isinstance(part, dict) and part.get("type") == "text":
             yield from _unknown(part, frozenset({"type", "text"}), {}, "messages.content.")
+    yield from _unknown_with_function(message.get("tool_calls"), IN_CALLS, IN_CALLED, "messages.tool_calls.")
+    yield from _unknown_in_each([message.get("function_call")], IN_CALLED, "messages.function_call.")
+
+
+def _unknown_with_function(plain: Any, known: frozenset[str], inside: frozenset[str], path: str) -> Iterator[str]:
+    """Of a list of objects with a `function` each."""
+    yield from _unknown_in_each(plain, known, path)
+    functions = [each.get("function") for each in plain if isinstance(each, dict)] if isinstance(plain, list) else None
+    yield from _unknown_in_each(functions, inside, f"{path}function.")
+
+
+def _unknown_in_each(plain: Any, known: frozenset[str], path: str) -> Iterator[str]:
+    for each in plain if isinstance(plain, list) else ():
+        if isinstance(each, dict):
+            yield from _unknown(each, known, {}, path)
 
 
 def _unknown(

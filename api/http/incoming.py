@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import trio
 
 from tripower.runtime.kernel import TripowerError
-
-if TYPE_CHECKING:
-    from tripower.api.http.connection import Connection
 
 UNREAD_BYTES_MAX = 1 << 20
 """Body bytes that may wait for the application; beyond that, reading from the client pauses."""
@@ -24,15 +21,29 @@ class BodyTimeout(TripowerError):
     kind = "invalid_request_error"
 
 
+class Source(Protocol):
+    """Where a request comes from: a connection, or one stream of it."""
+
+    @property
+    def awaits_continue(self) -> bool:
+        """Whether the client waits for `100 Continue`."""
+
+    async def send_continue(self) -> None:
+        """Tell it to go on. Blocks while it takes nothing."""
+
+    def body_complete(self) -> None:
+        """The end of the body has been put."""
+
+
 class Incoming:
     """One writer, the connection, and one reader, the application."""
 
-    __slots__ = ("_arrived", "_connection", "_failed", "_messages", "_read", "_unread", "client_left")
+    __slots__ = ("_arrived", "_failed", "_messages", "_read", "_source", "_unread", "client_left")
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, source: Source) -> None:
         self.client_left = False
         """Whether the client went before its answer was complete. Its application is cancelled then."""
-        self._connection = connection
+        self._source = source
         self._messages: deque[dict[str, Any]] = deque()
         self._unread = 0
         self._failed = False
@@ -45,7 +56,7 @@ class Incoming:
         if message["type"] == "http.request":
             self._unread += len(message["body"])
             if not message["more_body"]:
-                self._connection.body_complete()
+                self._source.body_complete()
         else:
             self._unread = 0
             self._wake_writer()
@@ -56,9 +67,8 @@ class Incoming:
 
     async def receive(self) -> dict[str, Any]:
         """The next ASGI message. Blocks until there is one. Raises `BodyTimeout`."""
-        if self._connection.protocol.connection.they_are_waiting_for_100_continue:
-            await self._connection.protocol.send_continue()
-            await self._connection.flush()
+        if self._source.awaits_continue:
+            await self._source.send_continue()
         while not self._messages:
             if self._failed:
                 raise BodyTimeout("the request's body did not arrive in time")

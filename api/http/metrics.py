@@ -67,14 +67,21 @@ def counters(name: str, about: str, labels: Sequence[str], samples: Samples) -> 
 
 
 def histograms(name: str, about: str, labels: Sequence[str], snapshots: Iterable[HistogramSnapshot]) -> Metric:
-    family = HistogramMetricFamily(f"tripower_{name}", about, labels=labels)
+    return histogram_family(f"tripower_{name}", about, labels, snapshots)
+
+
+def histogram_family(
+    name: str, about: str, labels: Sequence[str], snapshots: Iterable[HistogramSnapshot], further: Sequence[str] = ()
+) -> Metric:
+    """`further` are values of labels that all snapshots have in common, behind their own."""
+    family = HistogramMetricFamily(name, about, labels=labels)
     for snapshot in snapshots:
         buckets: list[tuple[str, float]] = []
         reached = 0
         for bound, count in zip((*snapshot.bounds, float("inf")), snapshot.counts, strict=True):
             reached += count
             buckets.append((floatToGoString(bound), reached))  # type: ignore[no-untyped-call]
-        family.add_metric(snapshot.labels, buckets, snapshot.total)
+        family.add_metric((*snapshot.labels, *further), buckets, snapshot.total)
     return family
 
 
@@ -128,7 +135,8 @@ def gate_metrics(queues: Sequence[QueueStatistics]) -> Iterator[Metric]:
         yield gauges(name, about, label, [(["model"], sum(getattr(gate, field) for gate in gates))])
     for name, about, field in (
         ("gate_admitted", "Permits given.", "admitted"),
-        ("gate_queue_rejections", "Refused because the waiting room was full.", "rejections"),
+        ("gate_queue_rejections", "Refused at the gate.", "rejections"),
+        ("gate_share_rejections", "Of those, refused because one key had more than its share.", "share_rejections"),
         ("gate_cancelled_waiters", "Gave up waiting.", "cancelled_waiters"),
         ("gate_deadline_expirations", "Deadlines that passed while waiting.", "expirations"),
     ):
@@ -186,6 +194,14 @@ def http_metrics(borders: Sequence[ApiStatistics]) -> Iterator[Metric]:
     )
     yield counter("http_connections_accepted", "Connections accepted.", sum(border.accepted_connections for border in borders))
     yield counter("http_disconnects", "Clients that left before their answer.", sum(border.left for border in borders))
+    for name, about, field in (
+        ("auth_failures", "Requests without a key that is known.", "auth_failures"),
+        ("rate_limited", "Requests of a key over one of its limits.", "rate_limited"),
+    ):
+        totals: Counter[str] = Counter()
+        for border in borders:
+            totals.update(dict(getattr(border, field)))
+        yield counters(name, about, ["reason"], (([reason], count) for reason, count in totals.items()))
     responses: Counter[tuple[str, str, str]] = Counter()
     for border in borders:
         for each in border.responses:
@@ -200,5 +216,9 @@ def http_metrics(borders: Sequence[ApiStatistics]) -> Iterator[Metric]:
         ),
         ("ttft_seconds", "From the queue to the first token, of complete answers.", ["model"], "first_tokens"),
         ("inference_duration_seconds", "From the queue to the last token, of complete answers.", ["model"], "generations"),
+        ("queue_wait_seconds", "In the waiting room, of complete answers.", ["model"], "waits"),
+        ("prefill_seconds", "From the seat to the first token, of complete answers.", ["model"], "prefills"),
+        ("decode_seconds", "From the first token to the last one, of complete answers.", ["model"], "decodes"),
+        ("token_interval_seconds", "Between tokens on average, of complete answers.", ["model"], "token_intervals"),
     ):
         yield histograms(name, about, labels, (each for border in borders for each in getattr(border, field)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 from typing import Any
 
@@ -10,8 +9,12 @@ import trio
 from starlette.exceptions import HTTPException
 
 from tripower.api.http.errors import error_body, error_headers, internal_error
-from tripower.api.http.exchange import CLIENT_LEFT, EXCHANGE, Exchange, Header
-from tripower.api.http.figures import UNMATCHED, Figures
+from tripower.api.http.exchange import EXCHANGE, Exchange, Header
+from tripower.api.http.figures import UNMATCHED
+from tripower.api.http.hosts import host_name, is_loopback
+from tripower.api.http.messages.errors import REQUEST_ID, messages_error_body, speaks_messages
+from tripower.api.http.observe.keepers import Keepers
+from tripower.api.http.origins import Origins
 from tripower.runtime.configuration import ServerSettings
 from tripower.runtime.kernel import InvalidRequest, TripowerError
 
@@ -19,17 +22,20 @@ log = logging.getLogger("tripower.http")
 
 
 class Exchanges:
-    """Gives each request its id and its `Exchange`; when it is over, counts it and writes its one log line, without any prompt."""
+    """Gives each request its id and its `Exchange`; when it is over, tells those who keep records, without any prompt."""
 
-    def __init__(self, app: Any, figures: Figures) -> None:
+    def __init__(self, app: Any, keepers: Keepers, active: set[Exchange]) -> None:
         self._app = app
-        self._figures = figures
-        self.active: set[Exchange] = set()
+        self._keepers = keepers
+        self.active = active
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         exchange = Exchange(scope, receive, send)
         scope[EXCHANGE] = exchange
         self.active.add(exchange)
+        span = self._keepers.begin(exchange)
+        if span is not None:
+            exchange.traceparent = span.traceparent
         try:
             await self._app(scope, receive, send)
         except trio.Cancelled:
@@ -39,26 +45,8 @@ class Exchanges:
             self.active.discard(exchange)
             route = scope.get("route")
             exchange.route = route.path_format if route is not None else UNMATCHED
-            self._finish(exchange)
-
-    def _finish(self, exchange: Exchange) -> None:
-        left = exchange.end == "disconnect"
-        status = exchange.status or (CLIENT_LEFT if left else 500)
-        seconds = trio.current_time() - exchange.began
-        self._figures.count_answer(exchange.method, exchange.route, status, seconds, left=left)
-        if log.isEnabledFor(logging.INFO):
-            log.info(
-                "%s %s %d %.1f ms, %d+%d tokens, id %s%s%s",
-                exchange.method,
-                exchange.route,
-                status,
-                1000 * seconds,
-                exchange.prompt_tokens,
-                exchange.completion_tokens,
-                exchange.request_id.decode(),
-                f", {exchange.end}" if exchange.end else "",
-                f", ignored {', '.join(exchange.ignored[:20])}" if exchange.ignored else "",
-            )
+            self._keepers.end(exchange, route.name if route is not None else "", span)
+            exchange.over.set()
 
 
 def _client_left(scope: Any) -> bool:
@@ -92,18 +80,22 @@ class ErrorBodies:
     async def _answer(self, exchange: Exchange, error: TripowerError, headers: list[Header] | None = None) -> None:
         exchange.end = error.code
         if not exchange.started:
-            await exchange.answer(error.status, error_body(error), headers=[*error_headers(error), *(headers or ())])
+            body, more = error_body(error), headers or []
+            if speaks_messages(exchange.path):
+                body, more = messages_error_body(error, exchange.request_id), [*more, (REQUEST_ID, exchange.request_id)]
+            await exchange.answer(error.status, body, headers=[*error_headers(error), *more])
 
 
 class HostGuard:
     """On a loopback address, answers only to names of this machine.
 
     A web page can make a browser ask a local server under a name of the attacker's, but cannot change the Host header that the
-    browser sends. Clients that send none are no browsers.
+    browser sends. Clients that send none are no browsers. What pages may do is for `Origins` to say.
     """
 
-    def __init__(self, app: Any, settings: ServerSettings) -> None:
+    def __init__(self, app: Any, settings: ServerSettings, origins: Origins) -> None:
         self._app = app
+        self._origins = origins
         self._allowed = {host.lower().rstrip(".") for host in (*settings.allowed_hosts, settings.host)}
         self._guards = is_loopback(settings.host)
         self._known: set[bytes] = set()
@@ -114,8 +106,10 @@ class HostGuard:
             raise InvalidRequest("content-length and transfer-encoding contradict each other", code="ambiguous_length")
         if self._guards:
             host = headers.get(b"host")
-            if host is not None and host not in self._known:
+            if host is not None and host not in self._known and scope["server"] is not None:  # no page reaches a Unix socket
                 self._check(host)
+        if (self._origins.listed or b"origin" in headers) and await self._origins.answered(scope):
+            return
         await self._app(scope, receive, send)
 
     def _check(self, host: bytes) -> None:
@@ -127,21 +121,3 @@ class HostGuard:
             )  # fmt: skip
         if len(self._known) < 64:
             self._known.add(host)
-
-
-def host_name(host: str) -> str:
-    """A Host header without its port and brackets, in lower case."""
-    host = host.strip().lower()
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].rstrip(".")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a name or address can only mean this machine."""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -5,19 +5,30 @@ from __future__ import annotations
 import attrs
 
 from tripower.actors.runtime import Runtime
+from tripower.api.http.auth.keyring import Keyring
+from tripower.api.http.exchange import Exchange
 from tripower.api.http.figures import Figures
-from tripower.runtime.configuration import SchedulerSettings, ServerSettings
+from tripower.api.http.observe.keepers import Keepers
+from tripower.runtime.configuration import AuthSettings, SchedulerSettings, ServerSettings
 from tripower.runtime.kernel import InvalidRequest
 
 
 @attrs.frozen
 class Service:
-    """The runtime that answers, the settings in force, and the border's own counters."""
+    """The runtime that answers, the settings in force, those who keep records, and the keys."""
 
     runtime: Runtime
     server: ServerSettings
     scheduler: SchedulerSettings
-    figures: Figures
+    keepers: Keepers
+    keyring: Keyring = attrs.Factory(lambda: Keyring(AuthSettings(), {}))
+    active: set[Exchange] = attrs.Factory(set)
+    """Requests whose answer is not complete."""
+
+    @property
+    def figures(self) -> Figures:
+        """The border's counters."""
+        return self.keepers.figures
 
     async def only_model(self) -> str:
         """The model meant by a request that names none. Raises `InvalidRequest` unless exactly one is served."""

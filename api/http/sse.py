@@ -9,11 +9,20 @@ from __future__ import annotations
 
 import trio
 
-from tripower.actors.dialogue import Failed, GenerationFinished, TokenChunk
-from tripower.actors.generation import Generation
-from tripower.api.http.answers import DONE, Chunks
+from tripower.actors.dialogue import (
+    Failed,
+    GenerationEvent,
+    GenerationFinished,
+    GenerationStarted,
+    PromptProgress,
+    PromptScored,
+    TokenChunk,
+)
+from tripower.api.http.answers import DONE
 from tripower.api.http.errors import error_body
-from tripower.api.http.exchange import Exchange, Interruptible
+from tripower.api.http.exchange import Exchange, Header, Interruptible
+from tripower.api.http.text.choices import Choices
+from tripower.api.http.text.chunks import Chunks
 from tripower.runtime.kernel import TripowerError
 
 HEADERS = (
@@ -25,58 +34,70 @@ COMMENT = b": keep-alive\n\n"
 
 
 class EventStream:
-    """Writes one generation to its client."""
+    """Writes the choices of one request to its client."""
 
-    def __init__(self, exchange: Exchange, chunks: Chunks, *, quiet_seconds: float) -> None:
+    def __init__(self, exchange: Exchange, *, quiet_seconds: float) -> None:
         self._exchange = exchange
-        self._chunks = chunks
         self._quiet_seconds = quiet_seconds
         self._opened = False
         self._pending: list[bytes] = []
+        self._waited: float | None = None
 
-    async def follow(self, generation: Generation, running: Interruptible) -> GenerationFinished:
+    async def follow(self, choices: Choices, chunks: Chunks, running: Interruptible) -> GenerationFinished:
         """Write events as they come, and keep the last ones for `finish`. Blocks for as long as the model and the client need.
 
-        Raises the error of a failed generation, after what came before it has been written.
+        Raises the error of a failed choice, after what came before it has been written.
         """
-        self._chunks.count_prompt(generation.prompt_tokens)
-        while True:
+        failure: TripowerError | None = None
+        while not chunks.is_complete:
             with trio.move_on_after(self._quiet_seconds) as quiet:
-                events = await generation.receive()
+                burst = await choices.receive()
             if quiet.cancelled_caught:
                 await self._write(COMMENT)
                 continue
-            for event in events:
-                if type(event) is TokenChunk:
-                    self._append_token(event.text)
-            last = events[-1]
+            for index, events in burst:
+                for event in events:
+                    if type(event) is TokenChunk:
+                        self._open(chunks)
+                        self._exchange.completion_tokens += 1
+                        self._pending.append(chunks.token(index, event))
+                    elif type(event) is Failed:
+                        failure = failure or event.error()
+                    else:
+                        self._take(index, event, chunks)
             if self._exchange.completion_tokens:
                 running.first_token_came()
-            if type(last) is GenerationFinished:
-                return last
-            if self._pending:
+            if self._pending and (failure is not None or not chunks.is_complete):
                 await self._write(self._take_pending())
-            if type(last) is Failed:
-                raise last.error()
+            if failure is not None:
+                raise failure
+        return chunks.finished()
 
-    async def finish(self, finished: GenerationFinished) -> None:
+    async def finish(self, chunks: Chunks) -> None:
         """Write the end of a complete answer."""
-        self._open()
-        await self._write(self._take_pending() + self._chunks.end(finished), last=True)
+        await self._write(self._take_pending() + chunks.end(), last=True)
 
     async def fail(self, error: TripowerError) -> None:
         """Write the end of an answer that cannot be completed. What came before it stays valid."""
         await self._write(self._take_pending() + b"data: " + error_body(error) + b"\n\n" + DONE, last=True)
 
-    def _append_token(self, text: str) -> None:
-        self._open()
-        self._exchange.completion_tokens += 1
-        self._pending.append(self._chunks.token(text))
+    def _take(self, index: int, event: GenerationEvent, chunks: Chunks) -> None:
+        """Everything that is rarer than a token."""
+        if type(event) is GenerationStarted:
+            self._waited = event.waited_seconds
+            return
+        self._open(chunks)
+        if type(event) is GenerationFinished:
+            self._pending.append(chunks.finish(index, event))
+        elif type(event) is PromptScored:
+            self._pending.append(chunks.scored(index, event))
+        elif type(event) is PromptProgress:
+            self._pending.append(chunks.progress(event))
 
-    def _open(self) -> None:
+    def _open(self, chunks: Chunks) -> None:
         if not self._opened:
             self._opened = True
-            self._pending.append(self._chunks.opening())
+            self._pending.append(chunks.opening())
 
     def _take_pending(self) -> bytes:
         data = b"".join(self._pending)
@@ -85,5 +106,14 @@ class EventStream:
 
     async def _write(self, data: bytes, *, last: bool = False) -> None:
         if not self._exchange.started:
-            await self._exchange.start_stream(HEADERS)
+            await self._exchange.start_stream((*HEADERS, *self._timings()))
         await self._exchange.write(data, last=last)
+
+    def _timings(self) -> list[Header]:
+        """What has been measured when the head goes out."""
+        took = 1000 * (trio.current_time() - self._exchange.began)
+        headers = [(b"openai-processing-ms", b"%d" % took)]
+        if self._waited is not None and self._exchange.completion_tokens:
+            waited = 1000 * self._waited
+            headers.append((b"server-timing", b"queue;dur=%.1f, prefill;dur=%.1f" % (waited, max(0.0, took - waited))))
+        return headers

@@ -13,6 +13,7 @@ from tripower.actors.models import ModelCard
 from tripower.api.http.answers import encode
 from tripower.api.http.exchange import EXCHANGE, Exchange
 from tripower.api.http.metrics import KernelCollector
+from tripower.api.http.observe.peer_metrics import COLLECTORS
 from tripower.api.http.service import Service
 from tripower.runtime.kernel import NotFound
 
@@ -120,6 +121,8 @@ class Metrics:
     def __init__(self, service: Service) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(KernelCollector(service.runtime.statistics))
+        for family in service.server.metrics_families:
+            self._registry.register(COLLECTORS[family](service.runtime.statistics))
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         body = generate_latest(self._registry)

@@ -5,15 +5,21 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from tripower.actors.dialogue import Failed, GenerationFinished, GenerationRequest, TokenChunk
-from tripower.actors.generation import Generation
-from tripower.api.http.answers import Chunks, Dialect, whole_answer
+import attrs
+import trio
+
+from tripower.actors.dialogue import GenerationFinished
+from tripower.api.http.answers import Dialect
 from tripower.api.http.decoding import RequestDecoder
 from tripower.api.http.errors import internal_error
-from tripower.api.http.exchange import EXCHANGE, Exchange, Interruptible
+from tripower.api.http.exchange import EXCHANGE, Exchange, Header, Interruptible
 from tripower.api.http.service import Service
 from tripower.api.http.sse import EventStream
-from tripower.api.http.wire import ChatIn, CompletionIn, StreamOptions
+from tripower.api.http.text.choices import Choices, choices_of
+from tripower.api.http.text.chunks import Chunks
+from tripower.api.http.text.numbers import priority_of
+from tripower.api.http.text.whole import collect, whole_answer
+from tripower.api.http.wire import Asked, ChatIn, CompletionIn, StreamOptions
 from tripower.runtime.kernel import InvalidRequest, TripowerError
 
 log = logging.getLogger("tripower.http")
@@ -39,46 +45,38 @@ class TextEndpoint:
         exchange: Exchange = scope[EXCHANGE]
         check_content_type(exchange)
         body = await exchange.body(self._service.server.max_body_bytes)
-        asked, exchange.ignored = self._decoder.decode(body, strict=exchange.strict)
-        request = asked.generation(asked.model or await self._service.only_model())
+        body_in, exchange.ignored = self._decoder.decode(body, strict=exchange.strict)
+        model = body_in.model or await self._service.only_model()
+        asked = body_in.asked(model, priority=priority_of(exchange.headers))
+        asked = attrs.evolve(asked, requests=tuple([exchange.asks(request) for request in asked.requests]))
         deadline = exchange.deadline(self._service.scheduler.deadline_max_s)
         running = exchange.interruptible(deadline, first_token_deadline=exchange.first_token_deadline())
-        if asked.stream:
-            await self._stream(exchange, request, running, deadline, asked.stream_options)
+        if body_in.stream:
+            await self._stream(exchange, asked, running, deadline, body_in.stream_options or StreamOptions())
         else:
-            await self._answer(exchange, request, running, deadline)
+            await self._answer(exchange, asked, running, deadline)
 
-    async def _answer(self, exchange: Exchange, request: GenerationRequest, running: Interruptible, deadline: float) -> None:
+    async def _answer(self, exchange: Exchange, asked: Asked, running: Interruptible, deadline: float) -> None:
         with running:
-            async with self._service.runtime.generate(request, deadline=deadline) as generation:
-                exchange.prompt_tokens = generation.prompt_tokens
-                text, finished = await collect(generation, running)
-        self._count(exchange, request, finished)
-        await exchange.answer(200, whole_answer(self._dialect, request.model, text, finished))
+            async with choices_of(self._service.runtime, asked, deadline) as choices:
+                begin(exchange, asked, choices)
+                messages = await collect(choices, asked, running)
+                body, finished = whole_answer(self._dialect, asked, choices.generations, messages)
+        self._count(exchange, asked, finished)
+        await exchange.answer(200, body, headers=timing_headers(exchange, finished))
 
     async def _stream(
-        self,
-        exchange: Exchange,
-        request: GenerationRequest,
-        running: Interruptible,
-        deadline: float,
-        options: StreamOptions | None,
+        self, exchange: Exchange, asked: Asked, running: Interruptible, deadline: float, options: StreamOptions
     ) -> None:
-        options = options or StreamOptions()
-        chunks = Chunks(
-            self._dialect,
-            request.model,
-            include_usage=bool(options.include_usage),
-            continuous_usage=bool(options.continuous_usage_stats),
-        )
-        stream = EventStream(exchange, chunks, quiet_seconds=self._service.server.keep_alive_comment_s)
+        stream = EventStream(exchange, quiet_seconds=self._service.server.keep_alive_comment_s)
         try:
             with running:
-                async with self._service.runtime.generate(request, deadline=deadline) as generation:
-                    exchange.prompt_tokens = generation.prompt_tokens
-                    finished = await stream.follow(generation, running)
-            self._count(exchange, request, finished)
-            await stream.finish(finished)
+                async with choices_of(self._service.runtime, asked, deadline) as choices:
+                    begin(exchange, asked, choices)
+                    chunks = Chunks(self._dialect, asked, choices.generations, options)
+                    finished = await stream.follow(choices, chunks, running)
+            self._count(exchange, asked, finished)
+            await stream.finish(chunks)
         except TripowerError as error:
             if not exchange.started:
                 raise
@@ -91,32 +89,36 @@ class TextEndpoint:
             exchange.end = "internal_error"
             await stream.fail(internal_error(exchange.request_id))
 
-    def _count(self, exchange: Exchange, request: GenerationRequest, finished: GenerationFinished) -> None:
-        exchange.end = finished.reason
-        exchange.completion_tokens = finished.usage.completion_tokens
-        timings = finished.timings
-        first_token = timings.wait_seconds + timings.prefill_seconds
+    def _count(self, exchange: Exchange, asked: Asked, finished: GenerationFinished) -> None:
+        exchange.finish(finished)
         self._service.figures.count_generation(
-            request.model, first_token_seconds=first_token, seconds=first_token + timings.decode_seconds
+            asked.requests[0].model, finished.timings, tokens=finished.usage.completion_tokens, reason=finished.reason
         )
 
 
-async def collect(generation: Generation, running: Interruptible) -> tuple[str, GenerationFinished]:
-    """The whole text and the end. Blocks; raises the error of a failed generation."""
-    texts: list[str] = []
-    while True:
-        events = await generation.receive()
-        for event in events:
-            if type(event) is TokenChunk:
-                texts.append(event.text)
-        last = events[-1]
-        if texts:
-            running.first_token_came()
-        if type(last) is GenerationFinished:
-            texts.append(last.text)
-            return "".join(texts), last
-        if type(last) is Failed:
-            raise last.error()
+def begin(exchange: Exchange, asked: Asked, choices: Choices) -> None:
+    """What is known when all choices have been entered. Raises `InvalidRequest` for a prompt that cannot be repeated."""
+    generations = choices.generations
+    exchange.model = asked.requests[0].model
+    exchange.prompt_tokens = sum(generation.prompt_tokens for generation in generations[:: asked.n])
+    if asked.echo and generations[0].text is None and any(isinstance(each.prompt, tuple) for each in asked.requests):
+        raise InvalidRequest(
+            "echo: this model's engine keeps its tokenizer to itself, so tokens cannot be repeated as text; send text",
+            code="unsupported_by_engine",
+            param="echo",
+        )
+
+
+def timing_headers(exchange: Exchange, finished: GenerationFinished) -> list[Header]:
+    """How long the parts of a whole answer took, in milliseconds."""
+    timings = finished.timings
+    parts = b"queue;dur=%.1f, prefill;dur=%.1f, decode;dur=%.1f" % (
+        1000 * timings.wait_seconds,
+        1000 * timings.prefill_seconds,
+        1000 * timings.decode_seconds,
+    )
+    took = 1000 * (trio.current_time() - exchange.began)
+    return [(b"server-timing", parts), (b"openai-processing-ms", b"%d" % took)]
 
 
 def check_content_type(exchange: Exchange) -> None:

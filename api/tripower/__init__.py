@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any
 from tripower.api.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from tripower.actors.assistant_message import AssistantMessage
     from tripower.actors.dialogue import (
         AnswerEvent,
         Failed,
         GenerationEvent,
         GenerationFinished,
         GenerationStarted,
+        PromptProgress,
+        PromptScored,
         Timings,
         TokenChunk,
         Usage,
@@ -39,7 +42,15 @@ if TYPE_CHECKING:
         ServerSettings,
         load_configuration,
     )
-    from tripower.runtime.engine import ChatMessage
+    from tripower.runtime.engine import ChatMessage, TokenLogprobs, ToolCall, ToolChoice, ToolDefinition
+    from tripower.runtime.engine.constraint import (
+        ChoiceFormat,
+        GbnfFormat,
+        JsonObjectFormat,
+        JsonSchemaFormat,
+        LarkFormat,
+        RegexFormat,
+    )
     from tripower.runtime.kernel.errors import (
         DeadlineExceeded,
         DeviceFailed,
@@ -54,12 +65,15 @@ if TYPE_CHECKING:
     from tripower.runtime.store import Store
 
 _HOMES = {
+    "tripower.actors.assistant_message": ("AssistantMessage",),
     "tripower.actors.dialogue": (
         "AnswerEvent",
         "Failed",
         "GenerationEvent",
         "GenerationFinished",
         "GenerationStarted",
+        "PromptProgress",
+        "PromptScored",
         "Timings",
         "TokenChunk",
         "Usage",
@@ -78,7 +92,15 @@ _HOMES = {
         "ServerSettings",
         "load_configuration",
     ),
-    "tripower.runtime.engine": ("ChatMessage",),
+    "tripower.runtime.engine": ("ChatMessage", "TokenLogprobs", "ToolCall", "ToolChoice", "ToolDefinition"),
+    "tripower.runtime.engine.constraint": (
+        "ChoiceFormat",
+        "GbnfFormat",
+        "JsonObjectFormat",
+        "JsonSchemaFormat",
+        "LarkFormat",
+        "RegexFormat",
+    ),
     "tripower.runtime.kernel.errors": (
         "DeadlineExceeded",
         "DeviceFailed",
@@ -96,7 +118,9 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "AnswerEvent",
+    "AssistantMessage",
     "ChatMessage",
+    "ChoiceFormat",
     "Configuration",
     "DeadlineExceeded",
     "DeviceFailed",
@@ -104,6 +128,7 @@ __all__ = [
     "Embeddings",
     "EngineSettings",
     "Failed",
+    "GbnfFormat",
     "Generation",
     "GenerationEvent",
     "GenerationFinished",
@@ -112,16 +137,26 @@ __all__ = [
     "Health",
     "InvalidConfiguration",
     "InvalidRequest",
+    "JsonObjectFormat",
+    "JsonSchemaFormat",
+    "LarkFormat",
     "ModelCard",
     "ModelRefused",
     "NotFound",
     "Overloaded",
+    "PromptProgress",
+    "PromptScored",
     "ProxySettings",
+    "RegexFormat",
     "SchedulerSettings",
     "ServerSettings",
     "Store",
     "Timings",
     "TokenChunk",
+    "TokenLogprobs",
+    "ToolCall",
+    "ToolChoice",
+    "ToolDefinition",
     "TripowerError",
     "Unavailable",
     "Usage",

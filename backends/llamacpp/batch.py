@@ -51,17 +51,13 @@ class Batch:
     def clear(self) -> None:
         self.native.n_tokens = 0
 
-    def add(self, sequence: int, position: int, tokens: Sequence[int], *, draw: bool) -> None:
-        """Append the rows of one sequence; with `draw` the logits of the last one are kept."""
+    def add(self, sequence: int, position: int, tokens: Sequence[int], *, wanted: Sequence[int]) -> None:
+        """Append the rows of one sequence; of those numbered `wanted` the logits are kept."""
         first: int = self.native.n_tokens
         end = first + len(tokens)
         self._token[first:end] = tokens
         self._position[first:end] = range(position, position + len(tokens))
         self._sequence[first:end] = sequence
         self._wanted[first:end] = 0
-        self._wanted[end - 1] = draw
+        self._wanted[[first + number for number in wanted]] = 1
         self.native.n_tokens = end
-
-    def draw_all(self) -> None:
-        """Keep the logits of every row."""
-        self._wanted[: self.native.n_tokens] = 1

@@ -25,7 +25,7 @@ from tripower.backends.llamacpp.library import Library
 from tripower.backends.llamacpp.native import Context
 from tripower.backends.llamacpp.row_checks import check_length, check_rows, known_length
 from tripower.backends.llamacpp.run_ahead import RunAhead, decodes_plainly
-from tripower.backends.sampling import draw_rows
+from tripower.backends.row_reports import Wanted, draw_and_report, wanted_of
 from tripower.runtime.engine import EngineInfo, StepRow, StepTable, run_steps
 from tripower.runtime.engine.step_table import NOT_DRAWN
 from tripower.runtime.kernel.errors import DeviceFailed, InvalidRequest, TripowerError
@@ -127,9 +127,8 @@ class LlamacppEngine:
         order = sorted(range(len(rows)), key=lambda index: self._places[rows[index].sequence])
         tokens = [NOT_DRAWN] * len(rows)
         with self._all_or_none(rows):
-            for drawing in self._evaluate(rows, order):
-                drawn = draw_rows(self._context.logits(len(drawing)), [rows[index] for index in drawing])
-                for index, token in zip(drawing, drawn, strict=True):
+            for wanted in self._evaluate(rows, order):
+                for index, token in draw_and_report(self._context.logits(len(wanted)), wanted, rows).items():
                     tokens[index] = token
         return tokens
 
@@ -160,8 +159,7 @@ class LlamacppEngine:
             check_rows([row], self._lengths, self.info)
             with self._all_or_none([row]):
                 self._context.batch.clear()
-                self._context.batch.add(self._places[sequence], row.position, row.tokens, draw=True)
-                self._context.batch.draw_all()
+                self._context.batch.add(self._places[sequence], row.position, row.tokens, wanted=range(len(row.tokens)))
                 self._context.decode()
                 values.append(self._context.logits(len(row.tokens)).copy())
         return np.concatenate(values)
@@ -202,29 +200,31 @@ class LlamacppEngine:
                 self._context.trim(self._places[sequence], self._lengths[sequence])
         self._context.check(status)
 
-    def _evaluate(self, rows: Sequence[StepRow], order: Sequence[int]) -> Iterator[list[int]]:
-        """Evaluate the rows in this order, and yield after a native call the indices of the rows that it has logits for."""
+    def _evaluate(self, rows: Sequence[StepRow], order: Sequence[int]) -> Iterator[list[Wanted]]:
+        """Evaluate the rows in this order, and yield after a native call what it has logits for: no more than there are places."""
         batch = self._context.batch
         batch.clear()
-        drawing: list[int] = []
+        told: list[Wanted] = []
         for index in order:
             row = rows[index]
-            place, done = self._places[row.sequence], 0
+            place, done, wanted = self._places[row.sequence], 0, wanted_of(index, row)
             while done < len(row.tokens):
-                part = row.tokens[done : done + batch.rows_max - batch.rows]
-                last = done + len(part) == len(row.tokens)
-                batch.add(place, row.position + done, part, draw=row.draw and last)
-                if row.draw and last:
-                    drawing.append(index)
-                done += len(part)
-                if batch.rows == batch.rows_max:
+                end = min(len(row.tokens), done + batch.rows_max - batch.rows)
+                room = self._context.outputs_max - len(told)
+                here = [each for each in wanted if done <= each.offset < end]
+                if len(here) > room:
+                    here, end = here[:room], here[room].offset
+                batch.add(place, row.position + done, row.tokens[done:end], wanted=[each.offset - done for each in here])
+                told += here
+                done = end
+                if batch.rows == batch.rows_max or done < len(row.tokens):
                     self._context.decode()
-                    yield from [drawing] if drawing else []
+                    yield from [told] if told else []
                     batch.clear()
-                    drawing = []
+                    told = []
         if batch.rows:
             self._context.decode()
-            yield from [drawing] if drawing else []
+            yield from [told] if told else []
 
     @contextmanager
     def _all_or_none(self, rows: Sequence[StepRow]) -> Iterator[None]:

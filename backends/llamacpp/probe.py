@@ -68,14 +68,13 @@ def _ask_child(pair: Pair) -> Generator[None, None, ProbeReport]:
 
 @contextmanager
 def _child(command: list[str], answer: IO[bytes], complaints: IO[bytes]) -> Any:
-    """A process that does not outlive the block."""
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=answer, stderr=complaints)
-    try:
-        yield child
-    finally:
-        if child.poll() is None:
-            child.kill()
-        child.wait()
+    """A process that does not outlive the block; nor this process, whose end closes the pipe that the child watches."""
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=answer, stderr=complaints) as child:
+        try:
+            yield child
+        finally:
+            if child.poll() is None:
+                child.kill()
 
 
 def _ended(child: subprocess.Popen[bytes]) -> bool:

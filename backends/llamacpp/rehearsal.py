@@ -9,8 +9,10 @@ in native code above all, happens to this process.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +32,19 @@ TOKENS = (1, 2, 3, 5, 8)
 
 def main() -> None:
     declarations, library = (Path(argument) for argument in sys.argv[1:3])
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _leave_no_core()
     try:
         print(json.dumps(rehearse(Pair(declarations, library, "", ""))))
     except TripowerError as error:
         print(json.dumps({"refused": error.message}))
+
+
+def _end_with_parent() -> None:
+    """The server may be killed while native code hangs here: its end of the pipe is then closed, and this process ends too."""
+    while os.read(0, 1):
+        pass
+    os._exit(1)
 
 
 def rehearse(pair: Pair) -> dict[str, Any]:

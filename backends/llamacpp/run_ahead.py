@@ -5,8 +5,8 @@ and wakes the Trio loop through the port's descriptor. It ends at the first boun
 or wants the lane waits for one step. What it saves is more than its own time: after a pass over all weights nothing of the interpreter
 is left in the caches, and a busy Trio loop would make the lane wait for the interpreter's lock at every step.
 
-Everything else goes step by step through Python: prompts, and batches in which somebody draws by chance or with penalties. The tokens
-are the same on both ways.
+Everything else goes step by step through Python: prompts, and batches in which somebody draws by chance, with penalties or under a
+constraint, or wants to be told of log probabilities. The tokens are the same on both ways.
 """
 
 from __future__ import annotations
@@ -53,11 +53,17 @@ BATCH_BYTES = 56
 
 
 def decodes_plainly(table: StepTable) -> bool:
-    """Whether every slot that goes on evaluates one token and draws the likeliest next one."""
+    """Whether every slot that goes on evaluates one token and draws the likeliest next one, and nobody asks Python for anything."""
     going_on = [slot for slot, pending in enumerate(table.pending) if pending]
-    return bool(going_on) and all(
-        len(table.pending[slot]) == 1 and table.remaining[slot] > 0 and is_plain_greedy(table.sampling[slot])
-        for slot in going_on
+    return (
+        bool(going_on)
+        and not table.stepwise
+        and all(
+            len(table.pending[slot]) == 1
+            and table.remaining[slot] > 0
+            and is_plain_greedy(table.sampling[slot], int(table.output_index[slot]))
+            for slot in going_on
+        )
     )
 
 

@@ -22,7 +22,7 @@ from tripower.backends.picolm.decoder import Decoder
 from tripower.backends.picolm.kv_cache import PAGE_POSITIONS, KvCache, KvShape
 from tripower.backends.picolm.paged_engine import PagedEngine
 from tripower.backends.picolm.torch_model import TorchModel
-from tripower.backends.sampling import draw_rows
+from tripower.backends.row_reports import draw_and_report, wanted_logits
 from tripower.runtime.engine import EngineInfo, StepRow, StepTable, run_steps
 from tripower.runtime.engine.step_table import NOT_DRAWN
 from tripower.runtime.kernel.errors import DeviceFailed, TripowerError
@@ -71,12 +71,12 @@ class PicolmEngine(PagedEngine):
         if not rows:
             return []
         self.check_rows(rows)
-        drawing = [row for row in rows if row.draw]
-        ends = np.cumsum([len(row.tokens) for row in rows]).tolist()
+        wanted = wanted_logits(rows)
+        starts = np.cumsum([0, *(len(row.tokens) for row in rows)]).tolist()
         with self._all_or_none(rows):
-            logits = self._evaluate(rows, [end - 1 for row, end in zip(rows, ends, strict=True) if row.draw])
-            drawn = iter(draw_rows(logits, drawing))
-        return [next(drawn) if row.draw else NOT_DRAWN for row in rows]
+            logits = self._evaluate(rows, [starts[each.entry] + each.offset for each in wanted])
+            drawn = draw_and_report(logits, wanted, rows)
+        return [drawn.get(entry, NOT_DRAWN) for entry in range(len(rows))]
 
     def run(self, table: StepTable) -> Iterator[None]:
         return run_steps(self, table)

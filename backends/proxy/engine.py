@@ -82,7 +82,7 @@ class ProxyStream:
             "POST",
             engine.upstream.url(endpoint(request)),
             content=body_of(request, engine.upstream.model, engine.extensions),
-            headers=headers_of(engine.key, self._seconds),
+            headers=headers_of(engine.key, self._seconds, request.traceparent),
         )
         try:
             self._response = await engine.client.send(asking, stream=True)

@@ -73,11 +73,13 @@ def extras_of(request: DelegateRequest, extensions: tuple[str, ...]) -> dict[str
     return {name: given[EXTENSIONS[name]] for name in extensions if given[EXTENSIONS[name]] is not None}
 
 
-def headers_of(key: str, seconds: float) -> dict[str, str]:
-    """Never anything of the client that asked us: only our own key, and the time that is left."""
+def headers_of(key: str, seconds: float, traceparent: str = "") -> dict[str, str]:
+    """Never anything of the client that asked us: only our own key, the time that is left, and our own span where there is one."""
     headers = {"content-type": "application/json", "accept": "text/event-stream", "accept-encoding": "identity"}
     if key:
         headers["authorization"] = f"Bearer {key}"
     if math.isfinite(seconds):
         headers[DEADLINE_HEADER] = str(max(1, round(1000 * seconds)))
+    if traceparent:
+        headers["traceparent"] = traceparent
     return headers

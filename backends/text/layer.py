@@ -6,30 +6,25 @@ checkpoint.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from tripower.backends.gguf.cursor import STRING_BYTES_MAX
 from tripower.backends.gguf.metadata import Metadata, get_float, get_int, get_string
 from tripower.backends.model_file import ModelFile
-from tripower.backends.text.literal_text import LiteralText
+from tripower.backends.text.conversation import Conversation
+from tripower.backends.text.formats.plan import AnswerFormats
+from tripower.backends.text.formats.reader import new_call_id
 from tripower.backends.text.special_tokens import SpecialTokens
-from tripower.backends.text.template import ChatTemplate
 from tripower.backends.text.tokenizer import GgufTokenizer
-from tripower.runtime.engine.answer import AnswerPlan, PlainReader, ToolChoice
+from tripower.runtime.engine.answer import AnswerPlan, ToolChoice
 from tripower.runtime.engine.constraint import OutputFormat
 from tripower.runtime.engine.contract import ANY_TOOL, PLAIN_CHAT, ChatMessage, ChatOptions
 from tripower.runtime.engine.sampling_parameters import SamplingParameters
-from tripower.runtime.kernel.errors import InvalidRequest
 
 TEMPLATE_KEY = "tokenizer.chat_template"
-DEVELOPER = "developer"
-"""A role that most templates do not know: they get it as `system`, which it has taken the place of."""
-_KNOWS_DEVELOPER = re.compile(r"['\"]developer['\"]")
 TEMPERATURE_MAX = 100.0
 PENALTY_MAX = 100.0
-ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 
 
 class LayerTokenizer(Protocol):
@@ -62,6 +57,9 @@ class TemplatedTextLayer:
     know as `bos_token` and the like.
     """
 
+    new_call_id: Callable[[], str] = staticmethod(new_call_id)
+    """Makes the ids of calls; a test may put its own here."""
+
     def __init__(
         self,
         tokenizer: LayerTokenizer,
@@ -76,9 +74,8 @@ class TemplatedTextLayer:
         self.recommended = recommended
         self.piece_characters_max = piece_characters_max
         self._tokenizer = tokenizer
-        self._template = ChatTemplate(template) if template else None
-        self.has_chat_template = self._template is not None
-        self._developer = DEVELOPER if _KNOWS_DEVELOPER.search(template) else "system"
+        self._conversation = Conversation(template, tokenizer.control_texts, special_texts)
+        self.has_chat_template = bool(template)
         self.chat_template = template
         self.special_texts = special_texts
 
@@ -89,24 +86,36 @@ class TemplatedTextLayer:
     def render_chat(self, messages: Sequence[ChatMessage], options: ChatOptions = PLAIN_CHAT) -> list[int]:
         """Token ids of a conversation that waits for the assistant, with the begin token exactly once.
 
-        Text of the template is recognised as control tokens, text of messages never. Raises `InvalidRequest`:
-        `chat_template_missing`, `template_failed`, `template_budget_exceeded`, `invalid_value` for an unknown role.
+        Text of the template is recognised as control tokens; text of messages, tools and arguments never is. Raises
+        `InvalidRequest`: `chat_template_missing`, `template_failed`, `template_budget_exceeded`, `invalid_value`.
         """
-        text, literal = self._render(messages)
+        text, literal = self._conversation.render(messages, options)
         parts = self._tokenizer.control_texts.split(text)
         ids = self._tokenizer.tokenize_parts(part if isinstance(part, int) else literal.restore(part) for part in parts)
         return self._tokenizer.add_begin(ids)
 
     def render_text(self, messages: Sequence[ChatMessage], options: ChatOptions = PLAIN_CHAT) -> str:
         """The text that `render_chat` tokenises, for people: it does not tell a control token from its text in a message."""
-        text, literal = self._render(messages)
+        text, literal = self._conversation.render(messages, options)
         return literal.restore(text)
 
     def plan_answer(
         self, options: ChatOptions = PLAIN_CHAT, choice: ToolChoice = ANY_TOOL, asked: OutputFormat | None = None
     ) -> AnswerPlan:
-        """The answer is content and nothing else."""
-        return AnswerPlan(new_reader=PlainReader, format=asked)
+        """How the model's family writes reasoning and calls, and what holds the answer to the choice of tools.
+
+        Tools are in the prompt for `none` too, but nothing is read as a call then. Blocks for milliseconds where something is
+        enforced. Raises `InvalidRequest`: `invalid_value` for names and choices that cannot be, `invalid_schema`,
+        `unsupported_schema` for arguments that cannot be enforced.
+        """
+        conversation = self._conversation
+        formats = AnswerFormats(
+            tools=conversation.tools,
+            thought=conversation.thought,
+            control=self._tokenizer.control_texts,
+            new_id=self.new_call_id,
+        )
+        return formats.plan(options.tools, choice, asked, conversation.opening(options))
 
     def piece(self, token: int) -> bytes:
         """The bytes that a token stands for; empty for control tokens."""
@@ -115,18 +124,6 @@ class TemplatedTextLayer:
     def spelling(self, token: int) -> bytes:
         """The same, and for a control token its text."""
         return self._tokenizer.piece(token) or self._tokenizer.control_text(token).encode()
-
-    def _render(self, messages: Sequence[ChatMessage]) -> tuple[str, LiteralText]:
-        """The template's output, with marks where messages hold control texts."""
-        if self._template is None:
-            raise InvalidRequest(
-                "this model has no chat template: use /v1/completions, or a model that was tuned for conversations",
-                code="chat_template_missing",
-                param="messages",
-            )
-        literal = LiteralText(messages, self._tokenizer.control_texts)
-        marked = [_as_variables(message, literal, self._developer) for message in messages]
-        return self._template.render(marked, special_texts=self.special_texts), literal
 
 
 class GgufTextLayer(TemplatedTextLayer):
@@ -164,15 +161,6 @@ def recommended_sampling(metadata: Metadata) -> SamplingParameters:
         repeat_penalty=get_float(metadata, prefix + "penalty_repeat", neutral.repeat_penalty, 0.01, PENALTY_MAX),
         repeat_last_n=get_int(metadata, prefix + "penalty_last_n", neutral.repeat_last_n, -1),
     )
-
-
-def _as_variables(message: ChatMessage, literal: LiteralText, developer: str) -> dict[str, str]:
-    if message.role not in ROLES:
-        raise InvalidRequest(f"the role {message.role[:40]!r} is none of {', '.join(sorted(ROLES))}", param="messages")
-    variables = {"role": developer if message.role == DEVELOPER else message.role, "content": literal.mark(message.content)}
-    if message.name is not None:
-        variables["name"] = literal.mark(message.name)
-    return variables
 
 
 def _special_texts(tokenizer: GgufTokenizer) -> dict[str, str]:

@@ -17,6 +17,9 @@ _new_decoder = codecs.getincrementaldecoder("utf-8")
 class HasPieces(Protocol):
     """What a stream needs of a text layer."""
 
+    def spelling(self, token: int) -> bytes:
+        """`piece`, and for a control token the text by which it is known."""
+
     def piece(self, token: int) -> bytes:
         """The bytes that a token stands for; empty for control tokens."""
 
@@ -24,11 +27,12 @@ class HasPieces(Protocol):
 class TextStream:
     """One per request. The text ends where a stop string is complete first; of two ending there, the longer counts.
 
-    `stopped` says that this has happened, `matched` by which stop string. Raises `ValueError` for an empty stop string.
+    `stopped` says that this has happened, `matched` by which stop string. Control tokens have no text, but for the `visible` ones.
+    Raises `ValueError` for an empty stop string.
     """
 
-    def __init__(self, layer: HasPieces, stop: tuple[str, ...] = ()) -> None:
-        self._piece = layer.piece
+    def __init__(self, layer: HasPieces, stop: tuple[str, ...] = (), *, visible: frozenset[int] = frozenset()) -> None:
+        self._layer, self._visible = layer, visible
         self._decoder = _new_decoder("replace")
         self._matcher = StopMatcher(stop) if stop else None
         self.stopped = False
@@ -38,7 +42,8 @@ class TextStream:
         """Take the next token; answers the text that may be published now, which may be empty."""
         if self.stopped:
             return ""
-        return self._release(self._decoder.decode(self._piece(token)))
+        spell = self._layer.spelling if token in self._visible else self._layer.piece
+        return self._release(self._decoder.decode(spell(token)))
 
     def finish(self) -> str:
         """The text that was still held; bytes that never became a character are one U+FFFD. Call once, at the end."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 from jinja2 import Template, TemplateSyntaxError
@@ -43,8 +44,13 @@ class ChatTemplate:
         special_texts: Mapping[str, str],
         now: datetime | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Any] = (),
+        arguments: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
         """The prompt's text. `special_texts` are `bos_token` and the like; `now` is what `strftime_now` tells.
+
+        `arguments` are further variables; those of ours go before them. No tools are None for the template, as on the hubs.
 
         Blocks for the time the template takes: a fraction of a millisecond as a rule, ten seconds at most. Raises
         `InvalidRequest`: `template_failed` with the template's own reason, `template_budget_exceeded`.
@@ -54,11 +60,13 @@ class ChatTemplate:
             raise InvalidRequest(self._failure.message, code=self._failure.code, param="messages")
         moment = now or datetime.now().astimezone()
         variables = {
+            **arguments,
             **special_texts,
             "messages": list(messages),
-            "tools": None,
+            "tools": list(tools) or None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
             "strftime_now": lambda form: moment.strftime(str(form)[:TIME_FORMAT_CHARACTERS_MAX]),
         }
         return _render(self._template, variables)

@@ -3,6 +3,9 @@
 A sequence's state is a running hash of its tokens, and the next token is a function of that state, so a lost, repeated or misplaced
 row changes every token after it. Tokens are bytes; 256 ends the text. Decoding runs in a native loop, emitted as LLVM IR, that
 reads and writes the step table without Python between steps: the shape in which a real engine runs ahead.
+
+Where a mask or a ban forbids the token, and where log probabilities are asked for, a state has logits as well, of which the token that
+it draws at temperature 0 is the likeliest. Such steps pass through Python.
 """
 
 from __future__ import annotations
@@ -10,10 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
+from tripower.backends.row_reports import report_row, wanted_of
+from tripower.backends.sampling import allowed_tokens, is_banning
 from tripower.backends.toy.native import native_absorb, native_loop
 from tripower.runtime.engine import EngineInfo, SamplingParameters, StepRow, StepTable, run_steps
-from tripower.runtime.engine.step_table import NOT_DRAWN
+from tripower.runtime.engine.step_table import INVALID_LOGITS, NOT_DRAWN
 from tripower.runtime.kernel import DeviceFailed, InvalidRequest
 
 END = 256
@@ -53,6 +59,14 @@ def draw(state: int, seed: int) -> int:
 def draw_key(sampling: SamplingParameters) -> int:
     """What a draw depends on beside the state: nothing at temperature 0."""
     return 0 if sampling.temperature == 0 else (sampling.seed * 0x9E3779B97F4A7C15 + sampling.choice) & MASK
+
+
+def toy_logits(state: int) -> NDArray[np.float32]:
+    """Logits of a state, float32 [VOCABULARY]: 8 for its own token, less than 4 for all others."""
+    mixed = (np.uint64(state) ^ np.arange(VOCABULARY, dtype=np.uint64)) * np.uint64(MULTIPLIER)
+    logits = ((mixed >> np.uint64(40)).astype(np.float64) / 2.0**22).astype(np.float32)
+    logits[draw(state, 0)] = 8.0
+    return logits
 
 
 class ToyEngine:
@@ -105,10 +119,22 @@ class ToyEngine:
                 raise InvalidRequest(f"sequence {row.sequence} is not at position {row.position}")
             if row.position + len(row.tokens) > self.info.context_max:
                 raise InvalidRequest("the context is full", code="context_length_exceeded")
-        drawn = []
-        for row in rows:
-            self._append(row.sequence, row.tokens)
-            drawn.append(draw(self._states[row.sequence], draw_key(row.sampling)) if row.draw else NOT_DRAWN)
+        return [self._evaluate(row) if row.report is not None else self._evaluate_at_once(row) for row in rows]
+
+    def _evaluate_at_once(self, row: StepRow) -> int:
+        self._append(row.sequence, row.tokens)
+        return _choose(self._states[row.sequence], row) if row.draw else NOT_DRAWN
+
+    def _evaluate(self, row: StepRow) -> int:
+        """Token by token, since each state is told of."""
+        drawn = NOT_DRAWN
+        wanted = {each.offset: each for each in wanted_of(0, row)}
+        for offset, token in enumerate(row.tokens):
+            self._append(row.sequence, (token,))
+            if each := wanted.get(offset):
+                state = self._states[row.sequence]
+                drawn = _choose(state, row) if each.draw else NOT_DRAWN
+                report_row(toy_logits(state), each, row, drawn)
         return drawn
 
     def _append(self, sequence: int, tokens: Sequence[int]) -> None:
@@ -117,7 +143,7 @@ class ToyEngine:
         self._tokens[sequence] += tokens
 
     def run(self, table: StepTable) -> Iterator[None]:
-        if not self._native:
+        if not self._native or table.stepwise or not _runs_ahead(table):
             yield from run_steps(self, table)
             return
         prefill = run_steps(self, table)
@@ -150,3 +176,21 @@ class ToyEngine:
         self._tokens.clear()
         self._states.clear()
         self.closed = True
+
+
+def _choose(state: int, row: StepRow) -> int:
+    """The drawn token where it is allowed, else the likeliest that is; `INVALID_LOGITS` where none is."""
+    token = draw(state, draw_key(row.sampling))
+    if row.mask is None and not is_banning(row.sampling, row.output_index):
+        return token
+    allowed = allowed_tokens(row, VOCABULARY)
+    if allowed[token]:
+        return token
+    return int(np.where(allowed, toy_logits(state), -1.0).argmax()) if allowed.any() else INVALID_LOGITS
+
+
+def _runs_ahead(table: StepTable) -> bool:
+    """Whether the native loop knows all that these slots ask for: no ban, and no end but the toy's own."""
+    return all(ends <= {END} for ends in table.ends) and not any(
+        is_banning(sampling, int(index)) for sampling, index in zip(table.sampling, table.output_index, strict=False)
+    )

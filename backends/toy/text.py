@@ -16,6 +16,7 @@ from tripower.runtime.engine import (
     ToolChoice,
 )
 from tripower.runtime.engine.contract import ANY_TOOL, PLAIN_CHAT
+from tripower.runtime.kernel import InvalidRequest
 
 END_TEXT = "<end>"
 
@@ -42,6 +43,10 @@ class ToyText:
     def plan_answer(
         self, options: ChatOptions = PLAIN_CHAT, choice: ToolChoice = ANY_TOOL, asked: OutputFormat | None = None
     ) -> AnswerPlan:
+        if choice.mode == "required" or (choice.name is not None and choice.mode != "none"):
+            raise InvalidRequest(
+                "a toy calls no tools: leave tool_choice out", code="unsupported_by_model", param="tool_choice"
+            )
         return AnswerPlan(new_reader=PlainReader, format=asked)
 
     def piece(self, token: int) -> bytes:

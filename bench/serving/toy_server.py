@@ -63,8 +63,8 @@ def tell_permits(name: str, actor: Actor[Any]) -> None:
     if isinstance(actor, ModelQueueActor):
         leave = actor.gate.leave
 
-        def telling(ticket: int, *, expired: bool = False) -> None:
-            leave(ticket, expired=expired)
+        def telling(ticket: int, *, expired: bool = False, served: float | None = None) -> None:
+            leave(ticket, expired=expired, served=served)
             tell("freed", ticket)
 
         actor.gate.leave = telling  # type: ignore[method-assign]

@@ -12,7 +12,9 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     weight: float = 1.0
     """Share of the service relative to other identities, above 0."""
     concurrency_max: int = 0
-    """Requests of this identity that may have a seat or a waiting place at once; 0: no limit of its own."""
+    """Requests of this identity that may have a seat or a waiting place of one model at once; 0: no limit of its own."""
+    alone: bool = True
+    """Whether nobody else can ask. Where others can, the last free seats are kept for those who hold none."""
 
 
 ANYBODY = Caller()

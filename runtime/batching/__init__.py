@@ -1,5 +1,5 @@
 """Members of a continuous batch and what a step does to them."""
 
-from tripower.runtime.batching.batch import Batch, BatchStatistics, BrokenStep, Member
+from tripower.runtime.batching.batch import NO_REPORTS, Batch, BatchStatistics, BrokenStep, Member
 
-__all__ = ["Batch", "BatchStatistics", "BrokenStep", "Member"]
+__all__ = ["NO_REPORTS", "Batch", "BatchStatistics", "BrokenStep", "Member"]

@@ -9,16 +9,20 @@ has ended, since the device may still write there.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Generic, TypeVar
 
 import attrs
 import msgspec
 
-from tripower.runtime.engine import SamplingParameters, StepTable
+from tripower.runtime.engine import Constraint, RowReport, SamplingParameters, StepTable, TokenLogprobs
+from tripower.runtime.engine.logprobs import NO_LOGPROBS
 from tripower.runtime.engine.step_table import INVALID_LOGITS, NOT_DRAWN
 
 T = TypeVar("T")
+
+NO_REPORTS: Mapping[int, RowReport] = MappingProxyType({})
 
 
 @attrs.define(eq=False)
@@ -31,6 +35,16 @@ class Member(Generic[T]):
     sampling: SamplingParameters
     ends: frozenset[int]
     owner: T
+    constraint: Constraint | None = None
+    """Belongs to the lane once a job has begun."""
+    logprobs: int = NO_LOGPROBS
+    prompt_logprobs: int = NO_LOGPROBS
+    rank: int = 0
+    """In the next job, prompts of members with a lower one are evaluated first; among equals, those that joined first."""
+    told: TokenLogprobs | None = None
+    """Of the last token drawn, where it was asked for."""
+    prompt_told: list[TokenLogprobs] = attrs.Factory(list)
+    """Of the prompt's tokens from the second on, as far as it is evaluated, where it was asked for."""
     evaluated: int = 0
     """Positions whose state the engine holds, as of the last commit."""
     output: list[int] = attrs.Factory(list)
@@ -58,6 +72,8 @@ class BatchStatistics(msgspec.Struct, frozen=True):
     prefill_rows: int
     decode_rows: int
     largest_step: int
+    positions: int = 0
+    """Evaluated positions of all members."""
 
 
 class BrokenStep(Exception):
@@ -88,11 +104,30 @@ class Batch(Generic[T]):
         return self._roster is not None
 
     def join(
-        self, prompt: Sequence[int], *, max_tokens: int, sampling: SamplingParameters, ends: frozenset[int], owner: T
+        self,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int,
+        sampling: SamplingParameters,
+        ends: frozenset[int],
+        owner: T,
+        constraint: Constraint | None = None,
+        logprobs: int = NO_LOGPROBS,
+        prompt_logprobs: int = NO_LOGPROBS,
     ) -> Member[T]:
-        """Add a member; it takes part from the next job on."""
+        """Add a member; it takes part from the next job on. `ends` are all tokens that end its text."""
         assert len(self._members) < self.members_max and prompt
-        member = Member(next(self._sequences), tuple(prompt), max_tokens, sampling, ends, owner)
+        member = Member(
+            next(self._sequences),
+            tuple(prompt),
+            max_tokens,
+            sampling,
+            ends,
+            owner,
+            constraint=constraint,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
         self._members[member.sequence] = member
         self._joined += 1
         return member
@@ -115,7 +150,7 @@ class Batch(Generic[T]):
         sequence of which nothing was ever committed is opened anew. A job without members only closes.
         """
         assert self._roster is None, "one job at a time"
-        roster = list(self._members.values())
+        roster = sorted(self._members.values(), key=lambda member: member.rank)
         self.stale = False
         table.clear(steps_max=steps_max)
         for member in roster:
@@ -132,14 +167,21 @@ class Batch(Generic[T]):
                 ends=member.ends,
                 history=[*member.prompt, *member.output] if needs_history else (),
                 prompt_length=len(member.prompt),
+                constraint=member.constraint,
+                logprobs=member.logprobs,
+                prompt_logprobs=member.prompt_logprobs,
             )
         self._roster = roster
         keeping = [member.sequence for member in roster]
         opening = [member.sequence for member in roster if not member.evaluated]
         return keeping, opening
 
-    def commit(self, evaluated: Sequence[int], drawn: Sequence[int]) -> list[tuple[Member[T], int]]:
+    def commit(
+        self, evaluated: Sequence[int], drawn: Sequence[int], reports: Mapping[int, RowReport] = NO_REPORTS
+    ) -> list[tuple[Member[T], int]]:
         """Apply one step: rows evaluated and token drawn (-1: none) for each member of the roster, in its order.
+
+        `reports` are the step's log probabilities, by place in the roster; members keep theirs.
 
         Returns the members that drew, and the token: `INVALID_LOGITS` for one that cannot go on and has to leave. Raises
         `BrokenStep`, with nothing changed, for what cannot be true.
@@ -147,12 +189,16 @@ class Batch(Generic[T]):
         roster = self._roster
         assert roster is not None, "no job is in flight"
         self._check(roster, evaluated, drawn)
+        _check_reports(roster, evaluated, drawn, reports)
         self._steps += 1
         self._largest_step = max(self._largest_step, sum(evaluated))
         drew: list[tuple[Member[T], int]] = []
-        for member, rows, token in zip(roster, evaluated, drawn, strict=True):
+        for place, (member, rows, token) in enumerate(zip(roster, evaluated, drawn, strict=True)):
             if member.leaving or member.finished or not rows:
                 continue
+            if report := reports.get(place):
+                member.told = report.drawn
+                member.prompt_told += report.prompt
             if member.evaluated < len(member.prompt):
                 self._prefill_rows += rows
             else:
@@ -208,4 +254,21 @@ class Batch(Generic[T]):
             prefill_rows=self._prefill_rows,
             decode_rows=self._decode_rows,
             largest_step=self._largest_step,
+            positions=sum(member.evaluated for member in self._members.values()),
         )
+
+
+def _check_reports(
+    roster: Sequence[Member[T]], evaluated: Sequence[int], drawn: Sequence[int], reports: Mapping[int, RowReport]
+) -> None:
+    """What was asked to be told is there: for a token drawn, and for each token of the prompt that follows a row."""
+    for place, (member, rows, token) in enumerate(zip(roster, evaluated, drawn, strict=True)):
+        if member.leaving or member.finished or not rows:
+            continue
+        report = reports.get(place)
+        last = len(member.prompt) - 1  # nothing of the prompt follows it
+        due = max(min(rows, last - member.evaluated), 0) if member.prompt_logprobs != NO_LOGPROBS else 0
+        if (0 if report is None else len(report.prompt)) != due:
+            raise BrokenStep(f"a step did not tell of the {due} tokens of a prompt that it had to")
+        if token >= 0 and member.logprobs != NO_LOGPROBS and (report is None or report.drawn is None):
+            raise BrokenStep("a step did not tell of a token that it drew")

@@ -5,6 +5,7 @@ from tripower.runtime.configuration.load import InvalidSettings, Violation, chec
 from tripower.runtime.configuration.schema import SETTINGS, Setting
 from tripower.runtime.configuration.settings import (
     BACKENDS,
+    AuthSettings,
     Configuration,
     Described,
     EngineSettings,
@@ -16,6 +17,7 @@ from tripower.runtime.configuration.settings import (
 __all__ = [
     "BACKENDS",
     "SETTINGS",
+    "AuthSettings",
     "Configuration",
     "Described",
     "EngineSettings",

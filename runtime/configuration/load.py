@@ -22,7 +22,7 @@ from tripower.runtime.store.home import home_directory
 
 FILE_BYTES_MAX = 1 << 20
 PREFIX = "TRIPOWER_"
-NOT_SETTINGS = frozenset(PREFIX + name for name in ("HOME", "CONFIG", "LOG", "HUB_TOKEN", "URL", "API_KEY", "KERNEL_CACHE"))
+NOT_SETTINGS = frozenset(PREFIX + name for name in ("HOME", "CONFIG", "LOG", "HUB_TOKEN", "URL", "API_KEY", "API_KEYS", "KERNEL_CACHE"))
 TEST_PREFIX = "TRIPOWER_TEST_"
 KEY_PREFIX = "TRIPOWER_UPSTREAM_KEY"
 """Keys of remote servers: `TRIPOWER_UPSTREAM_KEY`, and `TRIPOWER_UPSTREAM_KEY_<NAME>` for a single model."""

@@ -20,7 +20,10 @@ from tripower.runtime.configuration.settings import (
     DEVICES,
     KERNELS,
     KV_TYPES,
+    LOG_FORMATS,
+    METRICS_FAMILIES,
     PROXY_EXTENSIONS,
+    SOCKET_MODES,
     Configuration,
     values,
 )
@@ -28,8 +31,11 @@ from tripower.runtime.configuration.settings import (
 Kind = Literal["boolean", "integer", "seconds", "text", "list"]
 TEXT_BYTES_MAX = 4096
 HOST_BYTES_MAX = 253
+PATH_BYTES_MAX = 4096
 _KINDS: dict[Any, Kind] = {bool: "boolean", int: "integer", float: "seconds", str: "text", tuple: "list"}
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?\Z")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._-]+(:[0-9]{1,5})?\Z|[a-z][a-z0-9+.-]*://\[[0-9a-f:.]+\](:[0-9]{1,5})?\Z")
+_PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)*\Z")
 _MODEL = re.compile(r"[^\x00-\x1f\x7f]+\Z")
 
 
@@ -62,6 +68,21 @@ def is_host(text: str) -> bool:
     return True
 
 
+def is_path(text: str) -> bool:
+    """Whether `text` can name a file; empty names none."""
+    return "\0" not in text and len(text.encode(errors="surrogatepass")) <= PATH_BYTES_MAX
+
+
+def is_origin(text: str) -> bool:
+    """Whether `text` is an origin as browsers send it: in lower case, without a path; or `*` for all of them."""
+    return text == "*" or _ORIGIN.match(text) is not None
+
+
+def is_prefix(text: str) -> bool:
+    """Whether `text` can stand before a path: plain segments, each with a slash before it; empty is none."""
+    return _PREFIX.match(text) is not None and not {".", ".."} & set(text.split("/"))
+
+
 def is_device(text: str) -> bool:
     """Whether `text` names a device; whether there is one is found out when a model is loaded."""
     kind, _, number = text.partition(":")
@@ -76,6 +97,17 @@ def is_model(text: str) -> bool:
 TEXT_RULES: Mapping[str, tuple[Callable[[str], bool], str]] = {
     "server.host": (is_host, "an IP literal or a host name"),
     "server.allowed_hosts": (is_host, "host names or IP literals"),
+    "server.metrics_families": (METRICS_FAMILIES.__contains__, f"of {', '.join(METRICS_FAMILIES)}"),
+    "server.log_format": (LOG_FORMATS.__contains__, f"one of {', '.join(LOG_FORMATS)}"),
+    "server.audit_file": (is_path, "a path"),
+    "server.cors_origins": (is_origin, "origins such as https://chat.example.org, or *"),
+    "server.root_path": (is_prefix, "a prefix such as /llm, without a slash at its end"),
+    "server.unix_socket": (is_path, "a path"),
+    "server.unix_socket_mode": (SOCKET_MODES.__contains__, f"one of {', '.join(SOCKET_MODES)}"),
+    "server.tls_certificate": (is_path, "a path"),
+    "server.tls_key": (is_path, "a path"),
+    "server.tls_key_password_file": (is_path, "a path"),
+    "auth.keys_file": (is_path, "a path"),
     "models": (is_model, "model names, sources or NAME=SOURCE"),
     "engine.backend": (BACKENDS.__contains__, f"one of {', '.join(BACKENDS)}"),
     "engine.device": (is_device, f"one of {', '.join(DEVICES)}, cuda:N"),

@@ -20,6 +20,12 @@ KERNELS = ("auto", "native", "torch")
 """What `engine.kernels` may be."""
 DEVICES = ("auto", "cpu", "cuda")
 """What `engine.device` may be, besides `cuda:N`."""
+SOCKET_MODES = ("600", "660")
+"""What `server.unix_socket_mode` may be."""
+METRICS_FAMILIES = ("vllm", "llamacpp")
+"""What `server.metrics_families` may hold."""
+LOG_FORMATS = ("text", "json")
+"""What `server.log_format` may be."""
 KV_TYPES = ("f32", "f16")
 """What `engine.kv_type` may be."""
 PROXY_EXTENSIONS = ("top_k", "min_p", "repeat_penalty", "repetition_penalty", "repeat_last_n", "ignore_eos")
@@ -44,9 +50,52 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         15.0
     )
     drain_timeout_s: Annotated[float, Meta(ge=0, le=3600, description="time for running requests to finish at shutdown")] = 30.0
+    metrics_families: Annotated[
+        tuple[str, ...],
+        Meta(max_length=2, description="further names for the metrics: vllm, llamacpp"),
+    ] = ()
+    log_format: Annotated[str, Meta(description="log lines for people (text) or programs (json)")] = "text"
+    audit_file: Annotated[str, Meta(description="file that gets a line for each request that did something; empty = none")] = ""
+    audit_denies: Annotated[bool, Meta(description="refuse work while the audit log cannot be written")] = False
+    traces: Annotated[bool, Meta(description="export spans by OTLP, as the OTEL_… variables say; needs tripower[otel]")] = False
     allowed_hosts: Annotated[
         tuple[str, ...], Meta(max_length=64, description="further names that a Host header may carry")
     ] = ()
+    cors_origins: Annotated[
+        tuple[str, ...],
+        Meta(max_length=64, description="web pages that may use the server, as scheme://host:port; * = all, with keys only"),
+    ] = ()
+    root_path: Annotated[
+        str, Meta(description="prefix under which a proxy offers the server, as in /llm; stripped by the proxy or not")
+    ] = ""
+    unix_socket: Annotated[str, Meta(description="path of a Unix socket to listen on as well; empty = none")] = ""
+    unix_socket_mode: Annotated[str, Meta(description="who may use the Unix socket: 600 = its owner, 660 = the group too")] = (
+        "600"
+    )
+    tcp: Annotated[bool, Meta(description="listen on host and port; false leaves the Unix socket alone")] = True
+    tls_certificate: Annotated[str, Meta(description="PEM file with the certificate chain; then TCP speaks TLS only")] = ""
+    tls_key: Annotated[str, Meta(description="PEM file with the certificate's key")] = ""
+    tls_key_password_file: Annotated[str, Meta(description="file with the password of an encrypted key")] = ""
+    allow_public_without_keys: Annotated[bool, Meta(description="listen beyond this machine though there are no API keys")] = (
+        False
+    )
+    connections_per_address: Annotated[
+        int, Meta(ge=0, le=LIMIT_MAX, description="connections that one address may have open; 0 = no limit of its own")
+    ] = 0
+
+
+class AuthSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Who may ask, and how much. The keys themselves are in a file and in `TRIPOWER_API_KEYS`."""
+
+    keys_file: Annotated[str, Meta(description="TOML file with the API keys' hashes; empty = only TRIPOWER_API_KEYS")] = ""
+    concurrency: Annotated[
+        int,
+        Meta(ge=0, le=LIMIT_MAX, description="requests that a key may have at once with one model; 0 = no limit of its own"),
+    ] = 0
+    requests_per_minute: Annotated[int, Meta(ge=0, le=1_000_000_000, description="requests of a key; 0 = no limit")] = 0
+    tokens_per_minute: Annotated[
+        int, Meta(ge=0, le=1_000_000_000, description="tokens of a key, of prompts and of answers; 0 = no limit")
+    ] = 0
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -90,6 +139,18 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     kv_type: Annotated[
         str, Meta(description="elements of picolm's states: f32 as computed, or f16, which halves their memory and rounds them")
     ] = "f32"
+    keep_alive_s: Annotated[
+        float,
+        Meta(
+            ge=0, le=31_536_000, description="a model that was not named at the start is unloaded after so long idle; 0 = never"
+        ),
+    ] = 300.0
+    models_max: Annotated[
+        int, Meta(ge=0, le=256, description="models in memory at once; another one waits until an idle one has gone; 0 = any")
+    ] = 0
+    stall_s: Annotated[
+        float, Meta(ge=1, le=3600, description="a device that works and passes no step for so long is unhealthy")
+    ] = 60.0
     gpu_layers: Annotated[
         int,
         Meta(ge=-1, le=4096, description="layers that an accelerator shall take; 0 = none, -1 = all; refused where it cannot"),
@@ -123,6 +184,7 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Everything that a run is told. `Configuration()` is a complete one; `load_configuration` makes it from what the user gave."""
 
     server: ServerSettings = ServerSettings()
+    auth: AuthSettings = AuthSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     engine: EngineSettings = EngineSettings()
     proxy: ProxySettings = ProxySettings()

@@ -27,7 +27,10 @@ class ReasoningDelta(msgspec.Struct, frozen=True):
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True):
-    """A call begins (`id` and `name`, once), or more of its arguments' JSON text comes. Calls are numbered from 0."""
+    """A call begins (`id` and `name`, once), or more of its arguments' JSON text comes. Calls are numbered from 0.
+
+    A call's deltas come together: whatever else comes after its beginning, another call included, comes after its end.
+    """
 
     index: int
     id: str | None = None

@@ -32,6 +32,10 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     """Rows that had other bits than alone; 0, or the engine is not called exact."""
 
 
+ROW_ABILITIES = ("format", "logprobs", "prompt_logprobs", "min_tokens")
+"""What not every engine may have, by the words of a request: masks, reports of draws and of prompts, and bans."""
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine says of itself and of the model it holds."""
 
@@ -52,6 +56,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Where `determinism` was measured."""
     kernels: str = ""
     """What computes, for people: the code's target, or the library and why it is used."""
+    unsupported: frozenset[str] = frozenset()
+    """Of `ROW_ABILITIES`, what the engine cannot do. Whoever asks for it is refused before there is a seat."""
 
 
 class StepRow(msgspec.Struct, frozen=True):

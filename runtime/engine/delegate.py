@@ -30,6 +30,8 @@ class DelegateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Only a hint: the runtime ends the text there whether the engine does or not."""
     ignore_eos: bool = False
     sampling: SamplingChoices = SamplingChoices()
+    traceparent: str = ""
+    """The trace that the work belongs to, for engines elsewhere."""
 
 
 class DelegatePiece(msgspec.Struct, frozen=True):

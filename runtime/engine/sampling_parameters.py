@@ -6,7 +6,7 @@ import msgspec
 
 
 class SamplingParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of the draw, in the order in which they apply: penalties, logit bias, top-k, top-p, min-p, temperature, draw.
+    """Settings of the draw, in the order in which they apply: penalties, logit bias, bans, top-k, top-p, min-p, temperature, draw.
 
     A draw is keyed by (`seed`, `choice`, output index): it depends on nothing else, so a row does not depend on its batch.
     `temperature` 0 takes the largest logit, the lowest id on a tie. Neutral values switch a stage off.

@@ -128,7 +128,7 @@ class StepTable:
     ) -> None:
         """Fill the next slot. `pending` holds the tokens that are not evaluated yet, at least one.
 
-        `constraint` stands where the tokens before `pending` have brought it. `logprobs` and `prompt_logprobs` are numbers of
+        `constraint` stands where the output so far has brought it, a drawn token in `pending` included. `logprobs` and `prompt_logprobs` are numbers of
         alternatives at each drawn token, and at each token of the prompt.
         """
         slot = self.slots

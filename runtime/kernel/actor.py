@@ -121,6 +121,11 @@ class Ref(Generic[Command]):
         return self._cell.name
 
     @property
+    def details(self) -> Any:
+        """What the actor publishes through `statistics()` at this moment; None while it starts, and after its end."""
+        return self._cell.statistics().details
+
+    @property
     def ended(self) -> bool:
         """Whether it has ended for good. False while it ends or waits for its restart."""
         return self._cell.ended

@@ -44,7 +44,7 @@ async def assert_quiet(runtime: Runtime) -> None:
 def start(nursery: trio.Nursery, runtime: Runtime, *, deadline: float | None = None, **changes: Any) -> Listener:
     listener = Listener()
     scope = changes.pop("scope", None)
-    options = {} if deadline is None else {"deadline": deadline}
+    options: dict[str, Any] = {} if deadline is None else {"deadline": deadline}
     nursery.start_soon(listener.run, runtime.generate(ask(**changes), **options), scope)
     return listener
 

@@ -51,7 +51,7 @@ def start(
 ) -> Listener:
     listener = Listener()
     scope = changes.pop("scope", None)
-    options = {} if deadline is None else {"deadline": deadline}
+    options: dict[str, Any] = {} if deadline is None else {"deadline": deadline}
     nursery.start_soon(listener.run, runtime.generate(request(prompt, max_tokens, **changes), **options), scope)
     return listener
 

@@ -7,6 +7,7 @@ import logging
 import weakref
 from typing import Any
 
+import attrs
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -24,8 +25,10 @@ from tests.actors.rigs import (
     request,
     steps_only,
 )
+from tripower.actors.generation import Generation
+from tripower.actors.models import ReadyModel, Standing
 from tripower.actors.runtime import Runtime
-from tripower.runtime.kernel import DeadlineExceeded, DeviceFailed, LaneJob, NotFound, TripowerError, Unavailable
+from tripower.runtime.kernel import NEVER, DeadlineExceeded, DeviceFailed, LaneJob, NotFound, TripowerError, Unavailable
 
 
 class Call:
@@ -140,7 +143,7 @@ async def test_a_load_that_is_on_its_way_is_stopped_and_its_waiters_are_told(aut
         await assert_quiet(runtime, backend)
 
 
-async def test_a_request_that_found_the_queue_just_before_it_closed_is_told_to_come_back(autojump_clock: MockClock) -> None:
+async def test_a_request_that_found_the_queue_just_before_it_closed_gets_the_next_load(autojump_clock: MockClock) -> None:
     async with open_toy() as (runtime, backend), trio.open_nursery() as nursery:
         ready = await runtime.load("toy")
         running = Listener()
@@ -148,15 +151,33 @@ async def test_a_request_that_found_the_queue_just_before_it_closed_is_told_to_c
         await wait_all_tasks_blocked()
         unload = Call(nursery, runtime.unload, "toy")
         await wait_all_tasks_blocked()
-        runtime._ready["toy"] = ready  # what a request has in hand that has been tokenising since before
+        found = [attrs.evolve(ready, standing=Standing())]  # what it has had in hand, tokenising, since before
+
+        async def find(name: str, deadline: float) -> ReadyModel:
+            return found.pop() if found else await runtime.ready(name, deadline)
+
         late = Listener()
-        await late.run(runtime.generate(request("b", 2)))
-        assert isinstance(late.error, Unavailable) and late.error.code == "model_unloading"
+        await late.run(Generation(find, request("b", 2), NEVER))
+        assert late.error is None and late.tokens == greedy("b", 2) and not found
         await trio.sleep(100)
-        assert unload.error is None and running.error is None
-        await complete(runtime)
-        await trio.sleep(10)
+        assert unload.error is None and running.error is None and backend.loads == 2
         await assert_quiet(runtime, backend)
+
+
+async def test_a_queue_that_is_always_leaving_is_said_in_the_end(autojump_clock: MockClock) -> None:
+    async with open_toy() as (runtime, _), trio.open_nursery() as nursery:
+        ready = await runtime.load("toy")
+        nursery.start_soon(Listener().run, runtime.generate(request("a", 20)))
+        await wait_all_tasks_blocked()
+        nursery.start_soon(runtime.unload, "toy")
+        await wait_all_tasks_blocked()
+
+        async def find(name: str, deadline: float) -> ReadyModel:
+            return attrs.evolve(ready, standing=Standing())
+
+        late = Listener()
+        await late.run(Generation(find, request("b", 2), NEVER))
+        assert isinstance(late.error, Unavailable) and late.error.code == "model_unloading"
 
 
 async def test_a_failed_unload_is_told_and_the_model_can_be_loaded_again(

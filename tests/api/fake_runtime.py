@@ -25,7 +25,7 @@ from tripower.actors.dialogue import (
 from tripower.actors.models import ModelCard, ReadyModel
 from tripower.actors.runtime import Health
 from tripower.backends.toy import ToyText
-from tripower.runtime.engine import EngineInfo, LoadedModel, StepEngine, TextLayer
+from tripower.runtime.engine import AnswerPlan, AnswerReader, EngineInfo, LoadedModel, PlainReader, StepEngine, TextLayer
 from tripower.runtime.kernel import NEVER, ActorStatistics, ActorSystem, NotFound, Overloaded, Ref, TripowerError
 
 PROMPT_TOKENS = 3
@@ -56,6 +56,8 @@ class Script:
     refusal: TripowerError | None = None
     before: float = 0.0
     """Seconds until the request is accepted or refused."""
+    reader: Callable[[], AnswerReader] = PlainReader
+    """What reads the answer."""
 
 
 HELLO = Script([[GenerationStarted(0.5)], tokens("Hel", "lo"), tokens(" there") + finished(generated=3)])
@@ -76,7 +78,11 @@ class FakeGeneration:
     def __init__(self, runtime: FakeRuntime, request: GenerationRequest, deadline: float, script: Script) -> None:
         self.model = request.model
         self.seed = 7
+        self.ended = False
+        self.text: TextLayer | None = runtime.text
+        self.prompt = (1, 2, 3)
         self.prompt_tokens = PROMPT_TOKENS
+        self.plan = AnswerPlan(new_reader=script.reader)
         self.deadline = deadline
         self._runtime = runtime
         self._script = script
@@ -99,7 +105,15 @@ class FakeGeneration:
         self._runtime.ended.append(kind)
         self._runtime.changed.set()
 
+    def new_reader(self) -> AnswerReader:
+        return self.plan.new_reader()
+
     async def receive(self) -> list[GenerationEvent]:
+        events = await self._receive()
+        self.ended = isinstance(events[-1], GenerationFinished | Failed)
+        return events
+
+    async def _receive(self) -> list[GenerationEvent]:
         while True:
             step = next(self._steps)
             if isinstance(step, BaseException):
@@ -159,7 +173,7 @@ class FakeRuntime:
         await self.ready(name, deadline)
         self.unloaded.append(name)
 
-    def generate(self, request: GenerationRequest, *, deadline: float = NEVER) -> FakeGeneration:
+    def generate(self, request: GenerationRequest, *, deadline: float = NEVER, like: Any = None) -> FakeGeneration:
         script = self.scripts[min(len(self.requests), len(self.scripts) - 1)]
         self.requests.append(request)
         self.deadlines.append(deadline)
@@ -170,6 +184,9 @@ class FakeRuntime:
         while not condition():
             self.changed = trio.Event()
             await self.changed.wait()
+
+    async def settle(self) -> None:
+        await trio.lowlevel.checkpoint()
 
     async def models(self) -> Sequence[ModelCard]:
         return [

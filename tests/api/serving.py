@@ -14,7 +14,8 @@ import trio
 from tests.api.fake_runtime import FakeRuntime, Script
 from tripower.actors.runtime import Runtime, RuntimePlan, open_actors, toy_plan
 from tripower.api.http import ApiStatistics, bind, start_api
-from tripower.runtime.configuration import Configuration, SchedulerSettings, ServerSettings
+from tripower.api.http.observe.keepers import Keepers
+from tripower.runtime.configuration import AuthSettings, Configuration, SchedulerSettings, ServerSettings
 from tripower.runtime.kernel import Ref, open_actor_system
 
 PATIENCE = 20.0
@@ -194,22 +195,29 @@ class Server:
 
 @asynccontextmanager
 async def serving(
-    *scripts: Script, models: tuple[str, ...] = ("fake",), patience: float = PATIENCE, **settings: Any
+    *scripts: Script,
+    models: tuple[str, ...] = ("fake",),
+    patience: float = PATIENCE,
+    keepers: Keepers | None = None,
+    auth: AuthSettings | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Server]:
     """A server that answers by script, on a free port. `settings` are those of `ServerSettings`."""
-    configuration = configured(**settings)
+    configuration = msgspec.structs.replace(configured(**settings), auth=auth or AuthSettings())
     with trio.fail_after(patience), bind(configuration.server) as bound:
         async with open_actor_system() as system:
             runtime = FakeRuntime(system, *scripts, models=models)
             actors = cast(Runtime, runtime)
-            api = start_api(actors, configuration, bound)
+            api = start_api(actors, configuration, bound, keepers=keepers)
             yield Server(bound.url, bound.port, runtime, api, configuration, actors)
 
 
 @asynccontextmanager
-async def serving_toy(plan: RuntimePlan | None = None, **settings: Any) -> AsyncIterator[Server]:
+async def serving_toy(
+    plan: RuntimePlan | None = None, *, auth: AuthSettings | None = None, **settings: Any
+) -> AsyncIterator[Server]:
     """A server on the real actors, with the toy as its engine."""
-    configuration = configured(**settings)
+    configuration = msgspec.structs.replace(configured(**settings), auth=auth or AuthSettings())
     with trio.fail_after(PATIENCE), bind(configuration.server) as bound:
         async with open_actors(plan or toy_plan()) as runtime:
             await runtime.load("toy")

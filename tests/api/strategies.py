@@ -11,7 +11,10 @@ json_values = st.recursive(
 )
 field_names = st.sampled_from(
     ["model", "messages", "prompt", "stream", "stream_options", "max_tokens", "stop", "temperature", "top_p", "top_k", "logit_bias",
-     "seed", "n", "tools", "response_format", "user", "zz"]
+     "seed", "n", "best_of", "echo", "logprobs", "top_logprobs", "prompt_logprobs", "stop_token_ids", "min_tokens", "n_predict",
+     "priority", "tools", "tool_choice", "functions", "function_call", "chat_template_kwargs", "reasoning_effort",
+     "continue_final_message", "response_format", "structured_outputs", "guided_json", "guided_choice", "grammar", "json_schema",
+     "return_progress", "include_stop_str_in_output", "user", "zz"]
 )  # fmt: skip
 conversations = st.lists(
     st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "x"]), "content": json_values}, optional={"name": json_values}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +21,8 @@ import pytest
 from tests.api.children import COMMAND, Child, environment, running, tripower
 from tripower.api.cli import exit_codes
 from tripower.api.cli.serve_banner import is_loopback
+
+PUBLIC = "server.allow_public_without_keys=true"
 
 
 @contextmanager
@@ -151,7 +154,7 @@ def test_a_port_in_use_is_told_before_anything_else_happens(tmp_path: Path) -> N
         (["nonsense"], "no model of the store has this name"),
         (["toy", "toy:fast"], "toy:fast cannot be loaded: a toy is called toy or toy:MICROSECONDS"),
         (["./missing.gguf"], "there is no file"),
-        (["toy", "--host", "192.0.2.1"], "is no address of this machine"),
+        (["toy", "--host", "192.0.2.1", "--set", PUBLIC], "is no address of this machine"),
     ],
 )
 def test_what_cannot_be_served_is_refused_in_one_line(arguments: list[str], text: str, tmp_path: Path) -> None:
@@ -221,8 +224,29 @@ def test_loopback_is_known(host: str, expected: bool) -> None:
 
 
 def test_a_public_address_without_keys_is_pointed_out(tmp_path: Path) -> None:
-    with serving(tmp_path, "toy", "--host", "0.0.0.0") as (_, _url, text):
+    with serving(tmp_path, "toy", "--host", "0.0.0.0", "--set", PUBLIC) as (_, _url, text):
         assert "keys      off: everyone who can reach this address may use it" in text
+
+
+def test_a_public_address_without_keys_is_refused_unless_it_is_meant(tmp_path: Path) -> None:
+    done = tripower(tmp_path, "serve", "toy", "--host", "0.0.0.0", "--port", "0")
+    assert done.returncode == exit_codes.REFUSED
+    assert "no API keys" in done.stderr and "server.allow_public_without_keys" in done.stderr
+
+
+def test_a_unix_socket_may_be_all_there_is_and_its_curl_line_works(tmp_path: Path) -> None:
+    path = tmp_path / "a socket"
+    with running(tmp_path, "serve", "toy", "--set", f"server.unix_socket={path}", "--set", "server.tcp=false") as child:
+        text = child.read_until("curl ")
+        assert f"listens at unix:{path}" in text
+        words = shlex.split(text[text.index("curl ") :].strip())
+        assert words[1:3] == ["--unix-socket", str(path)]
+        if shutil.which("curl"):
+            answer = subprocess.run([*words, "-s"], capture_output=True, check=True, timeout=60)
+            assert json.loads(answer.stdout)["choices"]
+        child.process.send_signal(signal.SIGTERM)
+        assert child.end() == exit_codes.OK
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-", ">/dev/full", "2>/dev/full", ">/dev/full 2>&1"])

@@ -337,3 +337,43 @@ def test_the_example_of_the_documentation_runs(model: str, request: pytest.Fixtu
     assert "tokens" in finished.stdout
     if model == "smollm2":
         assert "Paris" in finished.stdout
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"], "additionalProperties": False}
+
+
+async def test_a_whole_message_has_the_format_that_was_asked_for(store: Store) -> None:
+    async with open_runtime(models=["toy"], store=store) as runtime:
+        for asked in ({"type": "json_schema", "schema": SCHEMA}, tripower.JsonSchemaFormat(SCHEMA)):
+            message = await runtime.chat("toy", HELLO, max_tokens=200, format=asked, logprobs=1, prompt_logprobs=0).message()
+            assert message.content in ('{"a":"x"}', '{"a":"y"}', '{"a": "x"}', '{"a": "y"}')
+            assert (message.finish_reason, len(message.logprobs)) == ("stop", message.usage.completion_tokens - 1)
+            assert len(message.prompt_logprobs) == message.usage.prompt_tokens - 1
+
+
+def test_tools_and_template_variables_become_options_of_the_conversation() -> None:
+    request = make_request(
+        "m", {"tools": [{"name": "f"}], "tool_choice": "required", "template_arguments": {"a": 1}, "priority": 3}, messages=()
+    )
+    assert [tool.name for tool in request.chat.tools] == ["f"] and request.chat.arguments == {"a": 1}
+    assert (request.tool_choice.mode, request.priority) == ("required", 3)
+    assert make_request("m", {"continue_final_message": True}, messages=()).chat.add_generation_prompt is False
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"temperature": -1}, "temperature must not be negative"),
+        ({"top_p": 1.5}, "top_p is from 0 to 1"),
+        ({"logprobs": 50}, "logprobs is from 0 to 20"),
+        ({"tool_choice": "required"}, "add tools"),
+        ({"tool_choice": "sometimes"}, "cannot be used"),
+        ({"format": {"type": "xml"}}, "cannot be used"),
+        ({"stop_token_ids": [999]}, "no token of a vocabulary"),
+    ],
+)
+async def test_the_same_is_refused_as_over_http(options: dict[str, Any], text: str, store: Store) -> None:
+    async with open_runtime(models=["toy"], store=store) as runtime:
+        with pytest.raises(tripower.InvalidRequest, match=text):
+            await runtime.chat("toy", HELLO, **options).message()
+        assert runtime.runtime.active() == 0

@@ -11,6 +11,7 @@ import trio
 
 from tripower.api.http import bind
 from tripower.api.http.binding import BoundSockets, reachable
+from tripower.api.http.transport import KEEP_ALIVE_IDLE
 from tripower.runtime.configuration import ServerSettings
 from tripower.runtime.kernel import InvalidConfiguration
 
@@ -168,3 +169,5 @@ def test_connections_inherit_what_bounds_a_client_that_does_not_acknowledge() ->
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 7000
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == KEEP_ALIVE_IDLE

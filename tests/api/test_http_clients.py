@@ -80,7 +80,7 @@ async def test_the_official_client_turns_each_refusal_into_its_class() -> None:
         with pytest.raises(openai.BadRequestError) as long:
             await client.chat.completions.create(model="toy", messages=MESSAGES, max_tokens=100_000)
         with pytest.raises(openai.BadRequestError) as unsupported:
-            await client.chat.completions.create(model="toy", messages=MESSAGES, n=2)
+            await client.chat.completions.create(model="toy", messages=MESSAGES, extra_body={"best_of": 2})
         running = await client.chat.completions.create(model="toy", stream=True, **options)
         with pytest.raises(openai.InternalServerError) as full:
             await client.chat.completions.create(model="toy", **options)
@@ -91,7 +91,7 @@ async def test_the_official_client_turns_each_refusal_into_its_class() -> None:
         await client.close()
     assert missing.value.code == "model_not_found"
     assert long.value.code == "context_length_exceeded"  # BB-098
-    assert unsupported.value.param == "n"
+    assert unsupported.value.param == "best_of"
     assert (full.value.status_code, full.value.code) == (503, "queue_full")
     assert int(full.value.response.headers["retry-after"]) >= 1
     assert (late.value.status_code, late.value.code) == (504, "deadline_exceeded")

@@ -260,8 +260,12 @@ async def test_a_client_whose_body_is_too_long_is_not_told_to_send_it() -> None:
 
 @pytest.mark.parametrize(
     "headers",
-    [b"x: " + b"a" * 1_000_000 + b"\r\n", b"".join(b"x-%d: a\r\n" % number for number in range(10_000))],
-    ids=["one long", "many"],
+    [
+        b"x: " + b"a" * 1_000_000 + b"\r\n",
+        b"".join(b"x-%d: a\r\n" % number for number in range(10_000)),
+        b"".join(b"x-%d: a\r\n" % number for number in range(300)),
+    ],
+    ids=["one long", "many", "many that fit"],
 )
 async def test_headers_without_bound_are_refused(headers: bytes) -> None:  # BB-088
     async with serving(HELLO) as server, server.client() as client:
@@ -330,12 +334,13 @@ async def test_a_websocket_is_refused_and_harms_nobody(extra: bytes, caplog: pyt
     assert caplog.text == ""
 
 
-async def test_http_2_without_asking_is_refused_and_harms_nobody() -> None:
-    async with serving(HELLO) as server:
-        async with server.client() as client:
-            await client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
-            assert b"HTTP/1.1 4" in await client.read_to_end()
-        assert (await server.ask("/health")).status == 200
+@pytest.mark.parametrize("data", [b"PRI * HTTP/2.0\r\n\r\n", b"GET / HTTP/2.0\r\nhost: a\r\n\r\n"], ids=["preface", "version"])
+async def test_another_version_in_the_middle_of_a_connection_is_refused(data: bytes) -> None:
+    async with serving(HELLO) as server, server.client() as client:
+        assert (await client.ask("/health")).status == 200
+        await client.send(data)
+        assert (await client.read_answer()).status == 400
+        assert await client.read_to_end() == b""
 
 
 async def test_a_connection_that_says_nothing_harms_nobody() -> None:

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from tests.api.serving import ASK, serving
 from tripower.api.http.answers import encode
 from tripower.api.http.application import routes
-from tripower.api.http.figures import Figures
+from tripower.api.http.observe.keepers import Keepers
 from tripower.api.http.openapi.document import openapi_document
 from tripower.api.http.openapi.operations import OPERATIONS
 from tripower.api.http.service import Service
@@ -27,7 +27,7 @@ METHODS = {"get", "post", "put", "delete", "patch", "options"}
 def all_routes() -> list[Route]:
     """The table itself: nothing is asked of the runtime."""
     nobody: Any = SimpleNamespace(statistics=list)
-    return routes(Service(nobody, ServerSettings(), SchedulerSettings(), Figures()))
+    return routes(Service(nobody, ServerSettings(), SchedulerSettings(), Keepers()))
 
 
 ROUTES = all_routes()
@@ -75,7 +75,7 @@ def test_the_document_has_the_structure_of_openapi_3_1() -> None:
         assert {"operationId", "summary", "responses", "parameters"} <= set(operation)
         assert {"200", "default"} <= set(operation["responses"])
         assert all(response["description"] for response in operation["responses"].values())
-        assert ("requestBody" in operation) == (method == "post")
+        assert ("requestBody" in operation) == (method == "post" and operation["operationId"] != "cancel_request")
         for media in values(operation, "content"):
             assert media and all(set(described) == {"schema"} for described in media.values())
 
@@ -112,7 +112,7 @@ def schemas(schema: Any) -> Iterator[dict[str, Any]]:
 TYPES = {"object", "array", "string", "number", "integer", "boolean", "null"}
 TEXTS = {"$ref", "type", "title", "description", "format", "pattern", "contentEncoding"}
 NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "minLength", "maxLength", "minItems", "maxItems"}
-OTHERS = {"properties", "required", "additionalProperties", "items", "prefixItems", "anyOf", "enum", "const", "default"}
+OTHERS = {"properties", "required", "additionalProperties", "items", "prefixItems", "anyOf", "enum", "const", "default", "discriminator"}
 
 
 @pytest.mark.parametrize("name", DOCUMENT["components"]["schemas"])
@@ -145,6 +145,10 @@ BODIES: dict[str, Any] = {
     "/tokenize": {"content": "Hi"},
     "/detokenize": {"tokens": [72]},
     "/apply-template": {"messages": ASK["messages"]},
+    "/v1/responses": {"input": "Hi"},
+    "/v1/responses/input_tokens": {"input": "Hi"},
+    "/v1/messages": {"max_tokens": 5, "messages": ASK["messages"]},
+    "/v1/messages/count_tokens": {"messages": ASK["messages"]},
     "/models/load": {"model": "fake"},
     "/models/unload": {"model": "fake"},
 }
@@ -183,11 +187,14 @@ async def test_every_route_is_guarded_against_foreign_pages(route: Route) -> Non
     (method,) = (route.methods or set()) - {"HEAD"}
     path = route.path_format.replace("{id}", "fake")
     body = BODIES.get(path, {}) if method == "POST" else None
-    async with serving() as server:
+    async with serving(cors_origins=("https://chat.example",)) as server:
         foreign = await server.ask(path, body, method=method, headers={"host": "evil.example"})
         assert (foreign.status, foreign.error["code"]) == (403, "host_not_allowed")
+        if method != "GET":
+            strange = await server.ask(path, body, method=method, headers={"origin": "https://evil.example"})
+            assert (strange.status, strange.error["code"]) == (403, "origin_not_allowed")
         if method == "POST":
-            unasked = {"origin": "https://evil.example", "content-type": "text/plain"}
+            unasked = {"origin": "https://chat.example", "content-type": "text/plain"}
             posted = await server.ask(path, body, method=method, headers=unasked)
             assert (posted.status, posted.error["code"]) == (415, "unsupported_media_type")
         assert server.runtime.unloaded == [] and server.runtime.requests == []

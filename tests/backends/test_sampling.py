@@ -13,8 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tripower.backends.sampling import check_sampling, draw_rows, draw_token, uniform
+from tests.constraints import mask_of
+from tripower.backends.sampling import (
+    LOGPROB_MIN,
+    allowed_tokens,
+    check_sampling,
+    draw_rows,
+    draw_token,
+    is_plain_greedy,
+    row_logprobs,
+    uniform,
+)
 from tripower.runtime.engine import SamplingParameters, StepRow
+from tripower.runtime.engine.step_table import INVALID_LOGITS
 from tripower.runtime.kernel.errors import DeviceFailed, InvalidRequest
 
 GREEDY = SamplingParameters(temperature=0.0)
@@ -224,6 +235,8 @@ def test_a_rows_token_does_not_depend_on_its_batch(rows: list[tuple[SamplingPara
         ({"logit_bias": ((100, 1.0),)}, "logit_bias"),
         ({"logit_bias": ((-1, 1.0),)}, "logit_bias"),
         ({"logit_bias": ((1, math.nan),)}, "logit_bias"),
+        ({"banned": (100,)}, "banned"),
+        ({"banned": (3, -1)}, "banned"),
     ],
 )
 def test_settings_that_cannot_be_drawn_with_name_their_field(sampling: dict[str, Any], param: str) -> None:
@@ -234,3 +247,80 @@ def test_settings_that_cannot_be_drawn_with_name_their_field(sampling: dict[str,
 
 def test_ordinary_settings_are_accepted() -> None:
     check_sampling(SamplingParameters(temperature=0.7, top_p=0.0, logit_bias=((99, -100.0),)), 100)
+
+
+def masked(sampling: SamplingParameters, allowed: Sequence[int], *, output_index: int = 0, size: int = 600) -> StepRow:
+    return msgspec.structs.replace(row(sampling, output_index=output_index), mask=mask_of(allowed, size))
+
+
+@settings(deadline=None)
+@given(
+    SAMPLINGS | st.just(GREEDY),
+    st.sets(st.integers(0, 599), min_size=1, max_size=40),
+    st.sets(st.integers(0, 599), max_size=5),
+    st.integers(0, 2**32),
+)
+def test_what_mask_and_bans_leave_is_drawn_as_if_nothing_else_were_there(
+    sampling: SamplingParameters, allowed: set[int], banned: set[int], seed: int
+) -> None:
+    values = np.round(np.random.default_rng(seed).standard_normal(600) * 3).astype(np.float32)
+    sampling = msgspec.structs.replace(sampling, banned=tuple(banned), banned_until=5)
+    left = sorted(allowed - banned)
+    plain = msgspec.structs.replace(sampling, banned=())
+    expected = left[draw_token(values[left], row(plain, output_index=4))] if left else INVALID_LOGITS
+    assert draw_rows(values[None], [masked(sampling, sorted(allowed), output_index=4)]) == [expected]
+    later = sorted(allowed)[draw_token(values[sorted(allowed)], row(plain, output_index=5))]
+    assert draw_rows(values[None], [masked(sampling, sorted(allowed), output_index=5)]) == [later]
+
+
+def test_penalties_and_bias_come_before_the_mask() -> None:
+    values = logits(1.0, 2.0, 3.0)
+    biased = SamplingParameters(temperature=0.0, logit_bias=((2, 1000.0), (0, 5.0)))
+    assert draw_token(values, masked(biased, [0, 1], size=3)) == 0  # whatever a bias says, a mask has the last word
+
+
+def test_a_row_without_a_token_left_is_its_own_fault_and_bad_logits_are_the_devices() -> None:
+    values = np.stack([logits(1.0, 5.0, 2.0)] * 3)
+    everything = SamplingParameters(banned=(0, 1, 2), banned_until=1)
+    rows = [masked(GREEDY, [], size=3), row(GREEDY), row(everything)]
+    assert draw_rows(values, rows) == [INVALID_LOGITS, 1, INVALID_LOGITS]
+    values[0, 1] = math.nan
+    with pytest.raises(DeviceFailed):
+        draw_rows(values, rows)  # also where the mask hides it
+
+
+def test_a_mask_may_be_shorter_or_longer_than_the_vocabulary() -> None:
+    def allowed(*words: int) -> list[int]:
+        mask = np.array(words, np.uint32)
+        return np.flatnonzero(allowed_tokens(msgspec.structs.replace(row(GREEDY), mask=mask), 40)).tolist()
+
+    assert allowed(1 << 31 | 1) == [0, 31]  # a vocabulary padded by the model: what has no text is not drawn
+    assert allowed(2, 0x80, 7) == [1, 39]
+
+
+@pytest.mark.parametrize(
+    ("more", "output_index", "plain"),
+    [({}, 0, True), ({"banned": (1,), "banned_until": 2}, 1, False), ({"banned": (1,), "banned_until": 2}, 2, True)],
+)
+def test_a_ban_is_no_plain_draw_while_it_lasts(more: dict[str, Any], output_index: int, plain: bool) -> None:
+    assert is_plain_greedy(SamplingParameters(temperature=0.0, **more), output_index) is plain
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 2**32), st.integers(0, 20), st.booleans())
+def test_log_probabilities_are_the_log_of_the_softmax_in_order(seed: int, top: int, coarse: bool) -> None:
+    spread = np.random.default_rng(seed).standard_normal(300) * 8
+    values = (np.round(spread) if coarse else spread).astype(np.float32)
+    wide = values.astype(np.float64)
+    expected = wide - wide.max() - math.log(np.exp(wide - wide.max()).sum())
+    found = row_logprobs(values, 7, top)
+    order = sorted(range(300), key=lambda token: (-values[token], token))[:top]
+    assert found.token == 7 and [token for token, _ in found.top] == order
+    assert [found.logprob, *(value for _, value in found.top)] == pytest.approx([expected[7], *expected[order]], abs=1e-12)
+
+
+@pytest.mark.parametrize("values", [(0.0, -math.inf, -1e5), (math.nan, 1.0, 2.0), (math.inf, 0.0, 1.0), (-math.inf,) * 3])
+def test_log_probabilities_are_always_finite(values: tuple[float, ...]) -> None:
+    found = row_logprobs(logits(*values), 1, 3)
+    assert found.logprob == LOGPROB_MIN and len(found.top) == 3
+    assert all(LOGPROB_MIN <= value <= 0 for _, value in found.top)

@@ -13,13 +13,16 @@ from tripower.backends.text.stream import StopMatcher, TextStream
 
 
 class Pieces:
-    """Tokens that are the given byte strings; token -1 is a control token."""
+    """Tokens that are the given byte strings; negative ones are control tokens."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self._pieces = pieces
 
     def piece(self, token: int) -> bytes:
         return b"" if token < 0 else self._pieces[token]
+
+    def spelling(self, token: int) -> bytes:
+        return f"<{-token}>".encode() if token < 0 else self._pieces[token]
 
 
 def stream(pieces: Sequence[bytes], stop: tuple[str, ...] = ()) -> tuple[list[str], TextStream]:
@@ -118,3 +121,9 @@ def test_no_more_is_held_than_may_become_a_stop(text: str, stop: tuple[str, ...]
         held = text[len(released) : end]
         assert len(held) < max(map(len, stop))
         assert not held or any(item.startswith(held) for item in stop)
+
+
+def test_control_tokens_have_a_text_only_where_somebody_wants_to_see_them() -> None:
+    text = TextStream(Pieces([b"a", b"b"]), ("2>b",), visible=frozenset({-2, 0}))
+    assert [text.push(token) for token in (0, -1, -2, 1)] == ["a", "", "<", ""]
+    assert text.matched == "2>b" and text.finish() == ""

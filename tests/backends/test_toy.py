@@ -23,6 +23,7 @@ from tripower.runtime.engine import (
     StepRow,
     StepTable,
     TextLayer,
+    ToolChoice,
 )
 from tripower.runtime.kernel import DeviceFailed, InvalidRequest, ModelRefused
 
@@ -295,6 +296,13 @@ def test_text_is_bytes(text: str) -> None:
 def test_a_conversation_waits_for_the_assistant() -> None:
     tokens = ToyText().render_chat([ChatMessage("system", "be brief"), ChatMessage("user", "hi")])
     assert bytes(tokens) == b"system: be brief\nuser: hi\nassistant: "
+
+
+def test_a_toy_that_shall_call_a_tool_says_that_it_cannot() -> None:  # BB-032
+    with pytest.raises(InvalidRequest) as refusal:
+        ToyText().plan_answer(choice=ToolChoice(mode="required"))
+    assert refusal.value.code == "unsupported_by_model"
+    assert ToyText().plan_answer(choice=ToolChoice(mode="none", name="add")).format is None
 
 
 def test_the_toy_is_an_engine_and_a_text_layer() -> None:

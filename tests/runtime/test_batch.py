@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.constraints import Script
 from tripower.runtime.batching import Batch, BrokenStep, Member
-from tripower.runtime.engine import SamplingParameters, StepTable
+from tripower.runtime.engine import RowReport, SamplingParameters, StepTable, TokenLogprobs
 from tripower.runtime.engine.step_loop import plan_rows
 from tripower.runtime.engine.step_table import INVALID_LOGITS
 
@@ -281,3 +282,68 @@ def test_random_jobs_keep_the_books_and_every_member_its_own_tokens(data: st.Dat
     for member in everybody:
         assert member.output == [1000 * member.sequence + n for n in range(len(member.output))]
         assert member.finished == (len(member.output) == member.max_tokens)
+
+
+def told(*tokens: int, drawn: int | None = None) -> RowReport:
+    return RowReport(
+        drawn=None if drawn is None else TokenLogprobs(drawn, -1.0), prompt=[TokenLogprobs(token, -1.0) for token in tokens]
+    )
+
+
+def new_told_member(batch: Batch[str], **more: Any) -> Member[str]:
+    settings: dict[str, Any] = {"max_tokens": 3, "sampling": SamplingParameters(), "ends": frozenset(), "owner": "a"} | more
+    return batch.join((1, 2, 3), **settings)
+
+
+def test_what_a_member_is_held_to_and_wants_to_know_is_in_its_slot() -> None:
+    batch, table = new_batch()
+    script = Script([], 1)
+    new_told_member(batch, constraint=script, logprobs=2, prompt_logprobs=0)
+    join(batch, (1,), "b")
+    batch.plan(table, steps_max=4)
+    assert table.constraint == [script, None]
+    assert table.logprobs == [2, NONE] and table.prompt_logprobs == [0, NONE] and table.stepwise
+
+
+def test_a_prompts_log_probabilities_are_kept_once_over_chunks_and_a_retry() -> None:
+    batch, table = new_batch()
+    member = new_told_member(batch, logprobs=0, prompt_logprobs=0)
+    batch.plan(table, steps_max=4)
+    batch.commit([1], [NONE], {0: told(2)})
+    batch.end_job(aborted=True)
+    batch.plan(table, steps_max=4)
+    assert table.position[0] == 1 and table.pending == [[2, 3]]
+    batch.commit([2], [7], {0: told(3, drawn=7)})
+    assert [each.token for each in member.prompt_told] == [2, 3]
+    assert member.told == TokenLogprobs(7, -1.0)
+    batch.commit([1], [8], {0: told(drawn=8)})
+    assert len(member.prompt_told) == 2 and member.told == TokenLogprobs(8, -1.0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "token", "reports"),
+    [
+        (2, NONE, {}),
+        (2, NONE, {0: told(2)}),
+        (3, 7, {0: told(2, 3)}),
+        (3, 7, {0: told(2, 3, 4, drawn=7)}),
+        (3, 7, {1: told(2, 3, drawn=7)}),
+    ],
+)
+def test_a_step_that_does_not_tell_what_it_should_is_broken_and_changes_nothing(
+    rows: int, token: int, reports: dict[int, RowReport]
+) -> None:
+    batch, table = new_batch()
+    member = new_told_member(batch, logprobs=0, prompt_logprobs=0)
+    batch.plan(table, steps_max=4)
+    with pytest.raises(BrokenStep, match="did not tell"):
+        batch.commit([rows], [token], reports)
+    assert (member.evaluated, member.output, member.prompt_told) == (0, [], [])
+
+
+def test_a_member_that_leaves_need_not_be_told_of() -> None:
+    batch, table = new_batch()
+    member = new_told_member(batch, logprobs=0, prompt_logprobs=0)
+    batch.plan(table, steps_max=4)
+    batch.leave(member)
+    assert batch.commit([3], [7], {}) == [] and member.prompt_told == []

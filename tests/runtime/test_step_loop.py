@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.constraints import Broken, Script, mask_of
 from tripower.backends.toy import ToyEngine
-from tripower.runtime.engine import SamplingParameters, StepRow, StepTable, run_steps
-from tripower.runtime.engine.step_loop import plan_rows
+from tripower.runtime.engine import SamplingParameters, StepRow, StepTable, TokenLogprobs, run_steps
+from tripower.runtime.engine.step_loop import SCORED_ROWS_MAX, plan_rows
 from tripower.runtime.engine.step_table import INVALID_LOGITS, NOT_DRAWN, SIGNAL_FD, STEPS_DONE
 
 END = 7
@@ -38,7 +40,13 @@ def new_table(slots_max: int = 4, steps_max: int = 8, rows_max: int = 4, *, step
 
 
 def add(
-    table: StepTable, pending: list[int], remaining: int = 100, *, position: int = 0, ends: frozenset[int] = frozenset()
+    table: StepTable,
+    pending: list[int],
+    remaining: int = 100,
+    *,
+    position: int = 0,
+    ends: frozenset[int] = frozenset(),
+    **more: Any,
 ) -> None:
     table.add(
         sequence=10 + table.slots,
@@ -49,7 +57,8 @@ def add(
         sampling=SamplingParameters(),
         ends=ends,
         history=pending,
-        prompt_length=len(pending),
+        prompt_length=position + len(pending),
+        **more,
     )
 
 
@@ -202,3 +211,84 @@ def test_more_slots_than_there_is_room_for_are_a_mistake() -> None:
         add(table, [1])
     with pytest.raises(AssertionError):
         add(new_table(), [])
+
+
+def test_a_constraint_is_asked_where_its_slot_draws_and_told_of_what_does_not_end_the_text() -> None:
+    table, engine, script = new_table(rows_max=2), Parrot(), Script([[3, 9], [4], [END]], 40)
+    add(table, [1, 1, 1], constraint=script, ends=frozenset({5}))
+    list(run_steps(engine, table))
+    assert [drawn for _, drawn in rows_of(table)] == [[NOT_DRAWN], [3], [4], [5]]
+    assert script.asked == [0, 1, 2] and script.accepted == [3, 4]
+    masks = [row.mask for [row] in engine.steps]
+    assert masks[0] is None and masks[1] is not None and masks[1].tolist() == mask_of([3, 9], 40).tolist()
+
+
+def test_a_failing_step_leaves_a_constraint_where_the_committed_ones_brought_it() -> None:
+    table, engine, script = new_table(), Parrot(fails_at=1), Script([[2], [3]], 40)
+    add(table, [1, 2], constraint=script)
+    steps = run_steps(engine, table)
+    next(steps)
+    with pytest.raises(RuntimeError, match="failed"):
+        next(steps)
+    assert script.accepted == [2]
+    next(run_steps(Parrot(), table))  # the same rows once more
+    assert script.accepted == [2, 3] and script.asked == [0, 1, 1]
+
+
+def test_a_constraint_that_fails_allows_nothing() -> None:
+    table, engine = new_table(), Parrot()
+    add(table, [1], remaining=1, constraint=Broken())
+    list(run_steps(engine, table))
+    [[row]] = engine.steps
+    assert row.mask is not None and not row.mask.any()
+
+
+class Teller(Parrot):
+    """Tells of the tokens that it should tell of."""
+
+    def step(self, rows: Sequence[StepRow]) -> list[int]:
+        drawn = super().step(rows)
+        for row, token in zip(rows, drawn, strict=True):
+            if row.report is not None:
+                after = (*row.tokens[1:], row.following) if row.prompt_logprobs >= 0 else ()
+                row.report.prompt += [TokenLogprobs(each, -1.0) for each in after if each >= 0]
+                row.report.drawn = TokenLogprobs(token, -1.0) if row.logprobs >= 0 else None
+        return drawn
+
+
+def test_each_token_of_a_prompt_is_told_of_once_whatever_its_chunks_and_drawn_ones_are_not() -> None:
+    table, engine = new_table(rows_max=3), Teller()
+    add(table, [5, 6, 7, 8, 9], remaining=3, prompt_logprobs=1)
+    add(table, [1], position=3, remaining=2, logprobs=0)
+    add(table, [4, 4], remaining=0)
+    list(run_steps(engine, table))
+    told = [table.reports.get(step, {}) for step in range(table.steps_done)]
+    prompt = [each.token for step in told if 0 in step for each in step[0].prompt]
+    assert prompt == [6, 7, 8, 9]
+    assert [step[1].drawn.token for step in told if 1 in step and step[1].drawn] == [4, 5]
+    assert all(2 not in step for step in told)
+    last = [row for rows in engine.steps for row in rows if row.sequence == 10][-1]
+    assert (last.position, last.prompt_logprobs, last.report) == (6, -1, None)
+
+
+def test_few_rows_of_a_prompt_are_told_of_at_a_time() -> None:
+    table, engine = new_table(rows_max=400, steps=2), Teller()
+    for _ in range(3):
+        add(table, [1] * 100, remaining=0, prompt_logprobs=0)
+    add(table, [1] * 100, remaining=0)
+    list(run_steps(engine, table))
+    assert table.evaluated[0, :4].tolist() == [SCORED_ROWS_MAX, 1, 1, 100]
+    assert table.evaluated[1, :4].tolist() == [36, 28, 1, 0]
+
+
+def test_reports_are_there_before_the_step_counts() -> None:
+    class Watching(StepTable):
+        def commit(self, evaluated: Sequence[int], drawn: Sequence[int]) -> None:
+            assert self.reports[self.steps_done][0].drawn is not None
+            super().commit(evaluated, drawn)
+
+    table = Watching(slots_max=1, steps_max=2, rows_max=4)
+    table.clear(steps_max=2)
+    add(table, [1], logprobs=2)
+    list(run_steps(Teller(), table))
+    assert table.steps_done == 2

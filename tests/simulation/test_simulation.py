@@ -101,9 +101,9 @@ def deliver_twice(patch: pytest.MonkeyPatch) -> None:
 def keep_the_permit(patch: pytest.MonkeyPatch) -> None:
     leave = Gate.leave
 
-    def sometimes(self: Gate[int], ticket: int, *, expired: bool = False) -> None:
+    def sometimes(self: Gate[int], ticket: int, *, expired: bool = False, served: float | None = None) -> None:
         if ticket % 7:
-            leave(self, ticket, expired=expired)
+            leave(self, ticket, expired=expired, served=served)
 
     patch.setattr(Gate, "leave", sometimes)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import msgspec
 import trio
 
 from tripower.api.http.embeddings.answer import embeddings_answer
@@ -28,7 +29,8 @@ class EmbeddingsEndpoint:
         check_content_type(exchange)
         body = await exchange.body(self._service.server.max_body_bytes)
         asked, exchange.ignored = EMBEDDINGS.decode(body, strict=exchange.strict)
-        as_base64, request = asked.as_base64(), asked.embedding()
+        as_base64, request = asked.as_base64(), msgspec.structs.replace(asked.embedding(), caller=exchange.caller)
+        exchange.model = request.model
         deadline = exchange.deadline(self._service.scheduler.deadline_max_s)
         with exchange.interruptible(deadline):
             embeddings = await self._service.runtime.embed(request, deadline=deadline)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, get_args
+from types import UnionType
+from typing import Any, get_args, get_origin
 
 import msgspec
 from starlette.routing import Route
@@ -26,10 +27,10 @@ HEADERS: Mapping[str, tuple[str, dict[str, Any]]] = {
 _PARAMETER = re.compile(r"\{(\w+)\}")
 
 
-def openapi_document(routes: Iterable[Route]) -> dict[str, Any]:
-    """The document, as plain data. A route that `operations` does not know is described by its name alone."""
+def openapi_document(routes: Iterable[Route], prefix: str = "") -> dict[str, Any]:
+    """The document, as plain data, for clients that see every path behind `prefix`. A route that `operations` does not know is described by its name alone."""
     described = [(route, OPERATIONS.get(route.name) or Operation(summary=route.name, tag="other")) for route in routes]
-    types = [kind for _, operation in described for kind in (operation.request, operation.answer) if kind is not None]
+    types = [kind for _, operation in described for kind in (operation.request, operation.answer, operation.error) if kind is not None]
     schemas, components = msgspec.json.schema_components([ErrorBody, *_structs(types)], ref_template=REFERENCE)
     by_type = dict(zip([ErrorBody, *_structs(types)], schemas, strict=True))
     paths: dict[str, Any] = {}
@@ -39,7 +40,7 @@ def openapi_document(routes: Iterable[Route]) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "tripower", "version": VERSION, "description": "An OpenAI-compatible inference service."},
-        "servers": [{"url": "/"}],
+        "servers": [{"url": prefix or "/"}],
         "paths": paths,
         "components": {"schemas": components},
     }
@@ -52,7 +53,7 @@ def _structs(types: Iterable[Any]) -> list[Any]:
 
 
 def _is_union(kind: Any) -> bool:
-    return bool(get_args(kind)) and all(
+    return get_origin(kind) is UnionType and all(
         isinstance(member, type) and issubclass(member, msgspec.Struct) for member in get_args(kind)
     )
 
@@ -94,7 +95,7 @@ def _responses(operation: Operation, schemas: Mapping[Any, Any]) -> dict[str, An
         out["503"] = {"description": "The answer is no", "content": content}
     out["default"] = {
         "description": "What is wrong, and with which field",
-        "content": {"application/json": {"schema": schemas[ErrorBody]}},
+        "content": {"application/json": {"schema": schemas[operation.error]}},
     }
     return out
 

@@ -24,5 +24,5 @@ class OpenApi:
         if self._document is None:
             from tripower.api.http.openapi.document import openapi_document
 
-            self._document = encode(openapi_document(self._routes))
+            self._document = encode(openapi_document(self._routes, scope.get("root_path", "")))
         await scope[EXCHANGE].answer(200, self._document)

@@ -12,7 +12,15 @@ from tripower.api.http import wire
 from tripower.api.http.answers import Answer, ChatChoice, CompletionChoice
 from tripower.api.http.embeddings.answer import EmbeddingsOut
 from tripower.api.http.embeddings.request import EmbeddingsIn
+from tripower.api.http.errors import ErrorBody
+from tripower.api.http.messages.answer import MessageOut, TokenCountOut
+from tripower.api.http.messages.errors import MessagesError
+from tripower.api.http.messages.requests import CountTokensIn, MessagesIn
+from tripower.api.http.requests.endpoints import CancelledOut, RequestListOut
+from tripower.api.http.responses.answer import ResponseOut
+from tripower.api.http.responses.requests import ResponseIn
 from tripower.api.http.router.endpoints import DoneOut, ModelIn
+from tripower.api.http.slots.endpoint import SlotOut
 from tripower.api.http.status_endpoints import ModelListOut, ModelOut, ReadyOut
 from tripower.api.http.tokens import answers
 from tripower.api.http.tokens.requests import ApplyTemplateIn, DetokenizeIn, TokenizeIn
@@ -42,6 +50,7 @@ class Operation:
     """Other media types that the answer may have."""
     unavailable: bool = False
     """Whether 503 comes with the same body."""
+    error: Any = ErrorBody
     query: Mapping[str, str] = attrs.Factory(dict)
     """Parameters behind the question mark, all of them optional texts."""
 
@@ -79,6 +88,11 @@ OPERATIONS: Mapping[str, Operation] = {
         request=ModelIn,
         answer=DoneOut,
     ),
+    "requests": Operation(summary="What the caller has asked and is not answered yet", tag="operation", answer=RequestListOut),
+    "delete_request": Operation(
+        summary="End a request by its x-request-id, and answer when it has ended", tag="operation", answer=CancelledOut
+    ),
+    "cancel_request": Operation(summary="The same as DELETE", tag="operation", answer=CancelledOut),
     "tokenize": Operation(
         summary="Tokens of a text or a conversation, in the dialect of llama-server or of vLLM",
         tag="tokens",
@@ -102,6 +116,40 @@ OPERATIONS: Mapping[str, Operation] = {
         tag="tokens",
         request=wire.ChatIn,
         answer=answers.InputTokensOut,
+    ),
+    "responses": Operation(
+        summary="Answer a conversation in OpenAI's newer dialect, whole or as server-sent events",
+        tag="text",
+        request=ResponseIn,
+        answer=ResponseOut,
+        also=(EVENTS,),
+    ),
+    "responses_input_tokens": Operation(
+        summary="How many tokens a conversation in OpenAI's newer dialect has",
+        tag="tokens",
+        request=ResponseIn,
+        answer=answers.InputTokensOut,
+    ),
+    "messages": Operation(
+        summary="Answer a conversation in Anthropic's dialect, whole or as server-sent events",
+        tag="text",
+        request=MessagesIn,
+        answer=MessageOut,
+        also=(EVENTS,),
+        error=MessagesError,
+    ),
+    "count_tokens": Operation(
+        summary="How many tokens a conversation in Anthropic's dialect has",
+        tag="tokens",
+        request=CountTokensIn,
+        answer=TokenCountOut,
+        error=MessagesError,
+    ),
+    "slots": Operation(
+        summary="The seats of every loaded model, in the words of llama-server",
+        tag="operation",
+        answer=list[SlotOut],
+        query={"model": "only this model's", "fail_on_no_slot": "1 answers 503 where no seat is free"},
     ),
     "health": Operation(summary="Whether anything is wrong", tag="operation", answer=Health, unavailable=True),
     "ready": Operation(summary="Whether new work is welcome", tag="operation", answer=ReadyOut, unavailable=True),

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from tripower.api.http.answers import encode
+from tripower.api.http.auth.middleware import require_admin
 from tripower.api.http.decoding import RequestDecoder
 from tripower.api.http.exchange import EXCHANGE, Exchange
 from tripower.api.http.service import Service
@@ -45,6 +46,7 @@ class _ModelEndpoint:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         exchange: Exchange = scope[EXCHANGE]
+        require_admin(exchange, self._service)
         check_content_type(exchange)
         body = await exchange.body(self._service.server.max_body_bytes)
         asked, exchange.ignored = MODEL.decode(body, strict=exchange.strict)

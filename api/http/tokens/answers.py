@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tripower.actors.template_variables import known_variables
 from tripower.api.http.tokens.requests import TokenizeIn
-from tripower.runtime.engine import ChatMessage, EngineInfo, TextLayer
+from tripower.runtime.engine import ChatMessage, ChatOptions, EngineInfo, TextLayer
 from tripower.runtime.kernel import InvalidRequest
 
 SPELLED_MAX = 1 << 18
@@ -73,11 +74,11 @@ class TokenizerInfoOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tokenize(
-    asked: TokenizeIn, messages: Sequence[ChatMessage] | None, info: EngineInfo, text: TextLayer
+    asked: TokenizeIn, messages: Sequence[ChatMessage] | None, options: ChatOptions, info: EngineInfo, text: TextLayer
 ) -> LlamaTokensOut | VllmTokensOut:
     """Raises `InvalidRequest` for what the tokenizer or the template cannot take."""
     if messages is not None:
-        ids = text.render_chat(messages)
+        ids = text.render_chat(messages, known_variables(options, text.chat_template))
     else:
         ids = text.tokenize(asked.text(), add_special=asked.adds_special(), parse_special=asked.parses_special())
     spells = "with_pieces" if asked.with_pieces else "return_token_strs" if asked.return_token_strs else ""

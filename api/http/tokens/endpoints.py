@@ -9,15 +9,21 @@ from urllib.parse import parse_qs
 import attrs
 
 from tripower.actors.models import ReadyModel
+from tripower.actors.request_checks import check_options
+from tripower.actors.template_variables import known_variables
+from tripower.api.http.answers import encode
 from tripower.api.http.decoding import RequestDecoder
+from tripower.api.http.dialects.decoding import DialectDecoder
 from tripower.api.http.exchange import EXCHANGE, Exchange
 from tripower.api.http.service import Service
+from tripower.api.http.text.chat_options import HasChatOptions, options_of
 from tripower.api.http.text_endpoint import check_content_type
 from tripower.api.http.tokens import answers
 from tripower.api.http.tokens.requests import ApplyTemplateIn, DetokenizeIn, TokenizeIn
 from tripower.api.http.tokens.work import TextWork
 from tripower.api.http.wire import ChatIn, conversation
-from tripower.runtime.engine import ChatMessage, EngineInfo, LoadedModel, TextLayer
+from tripower.runtime.engine import ChatMessage, ChatOptions, EngineInfo, LoadedModel, TextLayer
+from tripower.runtime.engine.contract import PLAIN_CHAT
 from tripower.runtime.kernel import InvalidRequest
 
 QUERY_FIELDS_MAX = 100
@@ -66,7 +72,11 @@ class TokenEndpoint(Generic[Asked]):
     """
 
     def __init__(
-        self, service: Service, work: TextWork, decoder: RequestDecoder[Any], ask: Callable[[Asked], Question]
+        self,
+        service: Service,
+        work: TextWork,
+        decoder: RequestDecoder[Any] | DialectDecoder[Any],
+        ask: Callable[[Asked], Question],
     ) -> None:
         self._service = service
         self._work = work
@@ -110,8 +120,9 @@ class TokenizerInfo:
 
 def tokenize(asked: TokenizeIn) -> Question:
     messages = asked.conversation()
-    size = len(asked.text()) + _length(messages or ())
-    return Question(size, asked.subject(), lambda info, text: answers.tokenize(asked, messages, info, text))
+    options = checked_options(messages or (), asked)
+    size = len(asked.text()) + _length(messages or (), options)
+    return Question(size, asked.subject(), lambda info, text: answers.tokenize(asked, messages, options, info, text))
 
 
 def detokenize(asked: DetokenizeIn) -> Question:
@@ -120,12 +131,29 @@ def detokenize(asked: DetokenizeIn) -> Question:
 
 def apply_template(asked: ApplyTemplateIn) -> Question:
     messages = asked.conversation()
-    return Question(_length(messages), "messages", lambda info, text: answers.PromptOut(text.render_text(messages)))
+    options = checked_options(messages, asked)
+
+    def answer(info: EngineInfo, text: TextLayer) -> answers.PromptOut:
+        return answers.PromptOut(text.render_text(messages, known_variables(options, text.chat_template)))
+
+    return Question(_length(messages, options), "messages", answer)
 
 
 def count_input_tokens(asked: ChatIn) -> Question:
     messages = conversation(asked.messages)
-    return Question(_length(messages), "messages", lambda info, text: answers.InputTokensOut(len(text.render_chat(messages))))
+    options = checked_options(messages, asked)
+
+    def answer(info: EngineInfo, text: TextLayer) -> answers.InputTokensOut:
+        return answers.InputTokensOut(len(text.render_chat(messages, known_variables(options, text.chat_template))))
+
+    return Question(_length(messages, options), "messages", answer)
+
+
+def checked_options(messages: tuple[ChatMessage, ...], asked: HasChatOptions) -> ChatOptions:
+    """What the template gets besides the messages. Raises `InvalidRequest`."""
+    options = options_of(asked) or PLAIN_CHAT
+    check_options(messages, options)
+    return options
 
 
 def rows_of(ready: ReadyModel) -> LoadedModel:
@@ -146,5 +174,7 @@ def _model_in(query: bytes) -> str:
         raise InvalidRequest(f"model: the query has more than {QUERY_FIELDS_MAX} fields", param="model") from error
 
 
-def _length(messages: tuple[ChatMessage, ...]) -> int:
-    return sum(len(message.content) for message in messages)
+def _length(messages: tuple[ChatMessage, ...], options: ChatOptions = PLAIN_CHAT) -> int:
+    """Characters of everything that the template writes out."""
+    tools = len(encode(options.tools)) if options.tools else 0
+    return tools + sum(len(message.content) for message in messages)

@@ -16,6 +16,8 @@ import msgspec
 from msgspec import Meta
 
 from tripower.api.http.decoding import RequestDecoder
+from tripower.api.http.text.chat_options import ChatOptionFields, options_of
+from tripower.api.http.text.tools import ExactFunctions, ExactTools
 from tripower.api.http.wire import ExactMessage, MessageIn, conversation
 from tripower.runtime.engine import ChatMessage
 from tripower.runtime.kernel import InvalidRequest
@@ -25,7 +27,7 @@ Messages = Annotated[tuple[MessageIn, ...], Meta(min_length=1)]
 ExactMessages = Annotated[tuple[ExactMessage, ...], Meta(min_length=1)]
 
 
-class TokenizeIn(msgspec.Struct, frozen=True, kw_only=True):
+class TokenizeIn(ChatOptionFields, frozen=True, kw_only=True):
     """`POST /tokenize`: exactly one of `content`, `prompt` and `messages`."""
 
     model: str | None = None
@@ -49,6 +51,8 @@ class TokenizeIn(msgspec.Struct, frozen=True, kw_only=True):
         for mine, foreign in zip(own, other, strict=True):
             if getattr(self, foreign) is not None:
                 raise InvalidRequest(f"{foreign} does not go with {given[0]}: use {mine}", param=foreign)
+        if self.messages is None and options_of(self) is not None:
+            raise InvalidRequest(f"tools and template variables do not go with {given[0]}: use messages", param=given[0])
 
     def _given(self) -> list[str]:
         return [name for name in ("content", "prompt", "messages") if getattr(self, name) is not None]
@@ -89,7 +93,7 @@ class DetokenizeIn(msgspec.Struct, frozen=True, kw_only=True):
         """Types say everything."""
 
 
-class ApplyTemplateIn(msgspec.Struct, frozen=True, kw_only=True):
+class ApplyTemplateIn(ChatOptionFields, frozen=True, kw_only=True):
     """`POST /apply-template`."""
 
     messages: Messages
@@ -107,6 +111,8 @@ class ExactTokenize(TokenizeIn, frozen=True, kw_only=True, forbid_unknown_fields
     """The same, and nothing else."""
 
     messages: ExactMessages | None = None
+    tools: ExactTools | None = None
+    functions: ExactFunctions | None = None
 
 
 class ExactDetokenize(DetokenizeIn, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -117,6 +123,8 @@ class ExactApplyTemplate(ApplyTemplateIn, frozen=True, kw_only=True, forbid_unkn
     """The same, and nothing else."""
 
     messages: ExactMessages
+    tools: ExactTools | None = None
+    functions: ExactFunctions | None = None
 
 
 TOKENIZE = RequestDecoder[TokenizeIn](TokenizeIn, ExactTokenize)

@@ -2,7 +2,7 @@
 
 A step is decided on the host and done on the device: rows are checked, pages reserved, inputs filled and sent in one copy, the model and
 the draw launched or replayed, and the tokens read back, which is where the host waits. Logits stay on the device, except those of rows
-with penalties or a bias: such a row's own are drawn from on the host.
+with penalties, a bias, a ban or a mask: such a row's own are drawn from on the host. So do those that log probabilities are told of.
 
 The kernels are a library's, and they choose by the number of rows: a row's bits depend on its batch, so the engine calls itself
 `numeric`. It belongs to the thread that loaded it.
@@ -27,12 +27,14 @@ from tripower.backends.picolm.accelerated.sampler import draw, needs_host, sampl
 from tripower.backends.picolm.accelerated.step_inputs import StepInputs
 from tripower.backends.picolm.accelerated.step_shape import Segment, ShapeRules, StepShape
 from tripower.backends.picolm.paged_engine import PagedEngine
+from tripower.backends.row_reports import report_row, wanted_logits
 from tripower.backends.sampling import draw_token
 from tripower.runtime.engine import EngineInfo, SamplingParameters, StepRow, StepTable, run_steps
 from tripower.runtime.engine.step_table import INVALID_LOGITS, NOT_DRAWN
 from tripower.runtime.kernel.errors import DeviceFailed, TripowerError
 
 PROMPT = "steps with prompts"
+NO_LOGITS = np.zeros(0, np.float32)
 
 
 @attrs.frozen
@@ -87,26 +89,27 @@ class AcceleratedEngine(PagedEngine):
         if not rows:
             return []
         self.check_rows(rows)
-        drawing = [index for index, row in enumerate(rows) if row.draw]
+        wanted = wanted_logits(rows)
         tokens = [NOT_DRAWN] * len(rows)
         with self._all_or_none(rows), self._stream.entered():
-            inputs, ends = self._fill(rows, len(drawing))
-            # a decode step has a place for every row, another step for those that draw
-            places = {index: index if inputs.shape.decode else place for place, index in enumerate(drawing)}
-            on_host = {index for index in drawing if needs_host(rows[index].sampling)}
-            on_device = [rows[index].sampling for index in drawing if index not in on_host]
-            inputs.fill_draws(
-                [(place, ends[index], None if index in on_host else rows[index]) for index, place in places.items()]
-            )
-            outputs = self._launch(inputs, on_device)
+            inputs, ends = self._fill(rows, len(wanted))
+            # a decode step has a place for every row, another step for those whose logits are wanted
+            places = [each.entry if inputs.shape.decode else place for place, each in enumerate(wanted)]
+            on_device = [each.draw and not needs_host(rows[each.entry]) for each in wanted]
+            numbers = [ends[each.entry] + 1 - len(rows[each.entry].tokens) + each.offset for each in wanted]
+            drawing = [rows[each.entry] if here else None for each, here in zip(wanted, on_device, strict=True)]
+            inputs.fill_draws(list(zip(places, numbers, drawing, strict=True)))
+            outputs = self._launch(inputs, [row.sampling for row in drawing if row is not None])
             found = outputs.tokens.tolist()
-            for index, place in places.items():
-                tokens[index] = found[place]
-                if index in on_host:
-                    tokens[index] = draw_token(outputs.logits[place].cpu().numpy(), rows[index])
-            self._stream.wait()
-            if INVALID_LOGITS in tokens:
+            if any(found[place] == INVALID_LOGITS for place in places):
                 raise DeviceFailed("the device returned logits that are not finite", code="invalid_logits")
+            for each, place, here in zip(wanted, places, on_device, strict=True):
+                row = rows[each.entry]
+                values = outputs.logits[place].cpu().numpy() if row.report is not None or not here else NO_LOGITS
+                if each.draw:
+                    tokens[each.entry] = found[place] if here else draw_token(values, row)
+                report_row(values, each, row, tokens[each.entry])
+            self._stream.wait()
         return tokens
 
     def run(self, table: StepTable) -> Iterator[None]:

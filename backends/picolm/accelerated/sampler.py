@@ -17,17 +17,19 @@ import torch
 from torch.nn import functional
 
 from tripower.backends.picolm.accelerated.step_inputs import Views
-from tripower.runtime.engine import SamplingParameters
+from tripower.backends.sampling import is_banning
+from tripower.runtime.engine import SamplingParameters, StepRow
 from tripower.runtime.engine.step_table import INVALID_LOGITS
 
 SamplerClass = Literal["greedy", "drawn", "narrowed"]
 """What the rows of a step need at most: the largest logit; a draw among tokens near it; a draw after top-k or top-p, which sort."""
 
 
-def needs_host(parameters: SamplingParameters) -> bool:
-    """Whether a row is drawn on the host, from its own logits: those with penalties or a bias, which the device knows nothing of."""
+def needs_host(row: StepRow) -> bool:
+    """Whether a row is drawn on the host, from its own logits: the device knows nothing of penalties, biases, bans and masks."""
+    parameters = row.sampling
     plain = parameters.repeat_penalty == 1 and not (parameters.presence_penalty or parameters.frequency_penalty)
-    return not plain or bool(parameters.logit_bias)
+    return not plain or bool(parameters.logit_bias) or row.mask is not None or is_banning(parameters, row.output_index)
 
 
 def sampler_class(rows: list[SamplingParameters], vocabulary: int) -> SamplerClass:

@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tripower.backends.picolm.native.boundary import COUNTS, ONE
+from tripower.backends.picolm.native.kernels.sampler.report import SUMS
 from tripower.backends.picolm.native.memory import address, zeros
+from tripower.runtime.engine.logprobs import TOP_LOGPROBS_MAX
 
 BLOCK = 32
 
@@ -32,13 +34,18 @@ class Rows:
 
 
 class StepBuffers:
-    """What a step is: which token stands in which row, who draws, and who attends to what. Filled by the boundary."""
+    """What a step is: which token stands in which row, who draws, and who attends to what. Filled by the boundary.
+
+    By row of logits: `drawn_row`, `row_draw`, `token_out`, and what the kernel `report` leaves.
+    """
 
     def __init__(self, *, rows_max: int, slots_max: int, drawn_max: int, pages_per_slot: int) -> None:
         self.counts = zeros(COUNTS, np.int64)
         self.counts[ONE] = 1
         self.row_token, self.row_position, self.row_slot = (zeros(rows_max, np.int32) for _ in range(3))
-        self.drawn_row, self.token_out = zeros(drawn_max, np.int32), zeros(drawn_max, np.int32)
+        self.drawn_row, self.row_draw, self.token_out = (zeros(drawn_max, np.int32) for _ in range(3))
+        self.report_sums = zeros((drawn_max, SUMS), np.float64)
+        self.report_tokens = zeros((drawn_max, TOP_LOGPROBS_MAX), np.int32)
         self.item_row, self.item_rows = zeros(rows_max, np.int32), zeros(rows_max, np.int32)
         self.pages = zeros((slots_max, pages_per_slot), np.int32)
 

@@ -2,7 +2,8 @@
 
 A job begins in Python: slots are filled from the step table, pages are reserved for as far as the job may run, tables of angles are
 made long enough. Then one native call runs steps until the boundary halts, on all threads, without Python and without the
-interpreter lock. Afterwards what was reached is committed and the rest of the pages goes back.
+interpreter lock. Afterwards what was reached is committed and the rest of the pages goes back. Where a constraint has to be asked or
+log probabilities are told between steps, the lane enters native code once for each step instead: see `stepwise`.
 
 A step that is asked for by itself (`step`, `logits`) is a job too, so there is one path and one arithmetic.
 """
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tripower.backends.picolm.native.program import Program
+from tripower.backends.picolm.native.stepwise import Stepwise, has_sound_logits, is_restricted, report_row, state_row
 from tripower.backends.picolm.paged_engine import PagedEngine
 from tripower.runtime.engine import Certificate, EngineInfo, StepRow, StepTable
 from tripower.runtime.engine.step_table import INVALID_LOGITS, NOT_DRAWN
@@ -37,7 +39,8 @@ class NativeEngine(PagedEngine):
     def step(self, rows: Sequence[StepRow]) -> list[int]:
         """Evaluate all rows or none. More rows than the program holds, or more sequences, pass in several steps: no bit changes.
 
-        Raises as the contract says; `DeviceFailed` may have the codes `state_memory_exhausted` and `invalid_logits`.
+        `INVALID_LOGITS` stands where mask and bans leave nothing of sound logits. Raises as the contract says; `DeviceFailed` may have
+        the codes `state_memory_exhausted` and `invalid_logits`.
         """
         self.check_rows(rows)
         drawn: list[int] = []
@@ -47,10 +50,6 @@ class NativeEngine(PagedEngine):
                 part = rows[first : first + self._usable.slots_max]
                 done += part
                 drawn += self._step_part(part)
-            if INVALID_LOGITS in drawn:
-                raise DeviceFailed(
-                    "the device returned logits that are not finite: the model's state is not usable", code="invalid_logits"
-                )
         except BaseException:
             for row in done:
                 self.trim(row.sequence, row.position)
@@ -64,8 +63,11 @@ class NativeEngine(PagedEngine):
         """
         self.check_rows(_rows_of(table))
         while _has_work(table):
-            with self._job(table):
-                self._usable.run(table)
+            if table.stepwise:
+                self._run_stepwise(table)
+            else:
+                with self._job(table):
+                    self._usable.run(table)
             table.take_turn()
             if _has_work(table):
                 yield
@@ -131,8 +133,8 @@ class NativeEngine(PagedEngine):
         return msgspec.structs.replace(row, position=position, tokens=row.tokens[position - row.position :])
 
     def _run_rows(self, rows: Sequence[StepRow], *, draw_all: bool = False) -> list[int]:
-        """One step over as many of these rows as fit into it; what was drawn, by row."""
-        table = self._own_table
+        """One step over as many of these rows as fit into it; what was drawn, by row. `draw_all` computes the logits of all rows."""
+        program, table = self._usable, self._own_table
         table.clear(steps_max=1)
         for row in rows:
             table.add(
@@ -147,8 +149,34 @@ class NativeEngine(PagedEngine):
                 prompt_length=row.prompt_length,
             )
         with self._job(table):
-            self._usable.run(table, draw_all=draw_all)
-        return [int(token) if row.draw else NOT_DRAWN for row, token in zip(rows, table.drawn[0], strict=False)]
+            for slot, row in enumerate(rows):
+                state_row(program, slot, row)
+            if draw_all:
+                program.slots.all_rows[:] = 1
+            program.run(table)
+            drawn = [int(token) if row.draw else NOT_DRAWN for row, token in zip(rows, table.drawn[0], strict=False)]
+            for slot, (row, token) in enumerate(zip(rows, drawn, strict=True)):
+                if token == INVALID_LOGITS and not (is_restricted(row) and has_sound_logits(program, slot)):
+                    raise DeviceFailed(
+                        "the device returned logits that are not finite: the model's state is not usable", code="invalid_logits"
+                    )
+                report_row(program, slot, row, token)
+        return drawn
+
+    def _run_stepwise(self, table: StepTable) -> None:
+        """A job with Python between its steps. On an error the steps that were committed stay, and no other."""
+        program = self._usable
+        with self._job(table):
+            job = Stepwise(program, table)
+            try:
+                job.run()
+            except BaseException:
+                self._keep(table)
+                if job.take_back():
+                    program.end(table)
+                    for slot in range(table.slots):
+                        self.trim(int(table.sequence[slot]), int(table.position[slot]))
+                raise
 
     @contextmanager
     def _job(self, table: StepTable) -> Iterator[None]:
@@ -167,7 +195,13 @@ class NativeEngine(PagedEngine):
             for sequence in reserved:
                 self._pages.trim(sequence, self._pages.length(sequence))
             raise
-        for slot, sequence in enumerate(sequences):
+        self._keep(table)
+
+    def _keep(self, table: StepTable) -> None:
+        """Commit the positions that the slots have reached, and tell the table."""
+        program = self._usable
+        for slot in range(table.slots):
+            sequence = int(table.sequence[slot])
             self._pages.commit(sequence, int(program.slots.position[slot]) - self._pages.length(sequence))
         program.end(table)
 

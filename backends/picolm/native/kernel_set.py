@@ -20,6 +20,7 @@ from tripower.backends.picolm.native.kernels.moe import build_combine, build_rou
 from tripower.backends.picolm.native.kernels.norm import build_norm_add, build_norm_quantise
 from tripower.backends.picolm.native.kernels.quantise import build_quantise
 from tripower.backends.picolm.native.kernels.sampler.draw import build_draw, draw_scratch_bytes
+from tripower.backends.picolm.native.kernels.sampler.report import build_report, report_scratch_bytes
 from tripower.backends.picolm.native.kernels.softcap import build_softcap
 from tripower.backends.picolm.native.kernels.weights.packing import Packed
 from tripower.backends.picolm.native.linear_code import EXPERT_TILE, expert_code, linear_code, linear_name
@@ -73,6 +74,7 @@ class KernelSet:
             *(shape.scratch_bytes() for shape in self._rope_shapes),
             route_scratch_bytes(decoder.experts),
             draw_scratch_bytes(decoder.vocabulary_size),
+            report_scratch_bytes(),
         )
 
     def address(self, name: str) -> int:
@@ -115,6 +117,7 @@ class KernelSet:
             build_route(module, target)
             build_combine(module, target)
         build_draw(module, target)
+        build_report(module, target)
         emit_boundary(module)
         emit_executor(module, target.architecture)
         emit_boundary_kernel(module)

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from tripower.backends.picolm.decoder import EMBEDDING, EXPERT_WEIGHT_SUM_MIN
-from tripower.backends.picolm.native.boundary import CLASS_MAX, CLASSES_FIRST, DRAWN, ITEMS, ONE, PAIRS, ROWS
+from tripower.backends.picolm.native.boundary import CLASS_MAX, CLASSES_FIRST, DRAWN, ITEMS, ONE, PAIRS, REPORTED, ROWS
 from tripower.backends.picolm.native.buffers import Rows, StepBuffers
 from tripower.backends.picolm.native.kernel_set import KernelSet, heads_per_tile
 from tripower.backends.picolm.native.kernels.linear import tile_word
@@ -47,6 +47,7 @@ class Places(msgspec.Struct, frozen=True):
     ropes: Sequence[RopeTable]
     logits: np.ndarray
     draw_words: Sequence[int]
+    report_words: Sequence[int]
     rows_max: int
     drawn_max: int
     threads: int
@@ -270,7 +271,9 @@ class StepLayout:
                 _bits(decoder.logit_softcap),
             )
             self.stages.add(Part("softcap", words, -(-decoder.vocabulary_size // (CHUNK * 8)), DRAWN))
-        self.stages.add(Part("draw", tuple(places.draw_words), 1, DRAWN))
+        self.stages.add(
+            Part("draw", tuple(places.draw_words), 1, DRAWN), Part("report", tuple(places.report_words), 1, REPORTED)
+        )
         self.stages.add(Part("boundary", (), 1, ONE))
 
     def _add_norm(self, weight: int) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tripower.backends.picolm.decoder import ROPE_FACTORS
 from tripower.backends.picolm.native import executor
@@ -24,6 +27,8 @@ from tripower.backends.picolm.native.tiles import TileTable
 from tripower.backends.picolm.native.workers import Workers
 from tripower.runtime.engine import StepTable
 
+LOGITS_MORE = 16
+"""Rows of logits in a step beyond one for each slot: for slots that want them at every row."""
 POSITIONS_AT_A_TIME = 1024
 """Angles are computed for so many positions at once, as sequences get longer."""
 
@@ -47,21 +52,34 @@ class Program:
         assert slots_max <= rows_max, "every slot has a row in each step"
         decoder = model.decoder
         self.model, self.context_max, self.slots_max, self.rows_max = model, context_max, slots_max, rows_max
-        self.drawn_max = max(slots_max, min(rows_max, ITEM_ROWS_MAX))
+        self.drawn_max = min(slots_max + LOGITS_MORE, rows_max)
         pages_per_slot = -(-context_max // PAGE_POSITIONS)
         shape = KvPoolShape(layers=decoder.layers, kv_heads=decoder.kv_heads, head_size=decoder.head_size, element=element)
         self.pool = KvPool(shape, pages_max=pages_per_slot * sequences_max)
         self.step = StepBuffers(rows_max=rows_max, slots_max=slots_max, drawn_max=self.drawn_max, pages_per_slot=pages_per_slot)
         self.slots = Slots(slots_max, decoder.vocabulary_size)
-        self.sampling = SamplingSettings(slots_max)
+        self.sampling = SamplingSettings(slots_max, decoder.vocabulary_size)
         self.logits = zeros((self.drawn_max, decoder.vocabulary_size), np.float32)
         self._ropes = [RopeTable(context_max, rope.dimensions // 2) for rope in decoder.ropes]
         self._positions_ready = 0
         self.key = (*kernels.key, tuple(sorted(tiles.items())))
         self._workers = Workers(kernels, threads=threads)
+        self._plan = kernels.function("plan_step", ctypes.c_int64, ctypes.c_void_p)
         self._words = zeros(len(WORDS), np.int64)
+        self._words_at = address(self._words)
         self._fill_words()
-        places = Places(self.step, self.pool, self._ropes, self.logits, self._draw_words(), rows_max, self.drawn_max, threads)
+        row_words = self._row_words()
+        places = Places(
+            self.step,
+            self.pool,
+            self._ropes,
+            self.logits,
+            (*row_words, self.sampling.address, *(address(each) for each in self._draw_arrays())),
+            (*row_words, *(address(each) for each in self._report_arrays())),
+            rows_max,
+            self.drawn_max,
+            threads,
+        )
         self._layout = StepLayout(model, places, tiles, kernels)
         self._linked = self._layout.stages.link(kernels.address, self.step.counts, self._words)
         self._workers.start(self._linked.stages, self._linked.parts, self._words)
@@ -92,16 +110,28 @@ class Program:
             self.step.pages[slot, : len(pages[slot])] = pages[slot]
         self._prepare_angles(ahead)
 
-    def run(self, table: StepTable, *, draw_all: bool = False) -> None:
+    def run(self, table: StepTable) -> None:
         """One native call: steps until the boundary halts."""
+        self.enter(table)
+        self.go()
+
+    def go(self) -> None:
+        """`run`, with the table that was entered last."""
+        self._workers.run()
+
+    def plan(self) -> None:
+        """Choose the rows of the next step, as `go` would at first; the slots' `step_rows` and `draw_at` tell of them."""
+        self._plan(self._words_at)
+
+    def enter(self, table: StepTable) -> None:
+        """State where native code reads and writes; after the slots' own wishes are stated."""
         words = self._words
         words[WORDS.index("control")] = address(table.control)
         words[WORDS.index("drawn")], words[WORDS.index("evaluated")] = address(table.drawn), address(table.evaluated)
         words[WORDS.index("slots_max")] = table.slots_max
         words[WORDS.index("rows_max")] = min(table.rows_max, self.rows_max)
         words[WORDS.index("mixed_rows")] = min(table.mixed_rows, self.rows_max)
-        words[WORDS.index("draw_all")] = int(draw_all)
-        self._workers.run()
+        words[WORDS.index("reporting")] = int((self.slots.report_top >= 0).any())
 
     def end(self, table: StepTable) -> None:
         """Take over into the table's own columns what the job did."""
@@ -124,7 +154,8 @@ class Program:
         arrays = {
             "ends": slots.ends, "tokens": slots.tokens, "next": slots.next, "end": slots.end, "remaining": slots.remaining,
             "output_index": slots.output_index, "alive": slots.alive, "position": slots.position,
-            "step_rows": slots.step_rows, "row_token": step.row_token, "row_position": step.row_position,
+            "step_rows": slots.step_rows, "all_rows": slots.all_rows, "first_logits": slots.first_logits,
+            "draw_at": slots.draw_at, "row_draw": step.row_draw, "row_token": step.row_token, "row_position": step.row_position,
             "row_slot": step.row_slot, "drawn_row": step.drawn_row, "token_out": step.token_out, "item_row": step.item_row,
             "item_rows": step.item_rows, "counts": step.counts, "shared": shared,
         }  # fmt: skip
@@ -132,6 +163,7 @@ class Program:
             self._words[WORDS.index(name)] = address(array)
         self._words[WORDS.index("halt")] = address(shared) + executor.HALT * shared.itemsize
         self._words[WORDS.index("item_rows_max")] = ITEM_ROWS_MAX
+        self._words[WORDS.index("drawn_max")] = self.drawn_max
         self._words[WORDS.index("experts_used")] = self.model.decoder.experts_used
         self._words[WORDS.index("sampling")] = self.sampling.address
         cost = struct.unpack("<q", struct.pack("<d", self._cost_of_looking_back()))[0]
@@ -143,12 +175,16 @@ class Program:
         attention = 2 * decoder.layers * decoder.heads * decoder.head_size
         return FLOAT_COST * attention / max(1, sum(each.n * each.k for each in self.model.matrices.values()))
 
-    def _draw_words(self) -> Sequence[int]:
+    def _row_words(self) -> Sequence[int]:
+        """What the kernels over rows of logits have in common."""
         step, vocabulary = self.step, self.model.decoder.vocabulary_size
-        return (
-            address(self.logits), vocabulary, vocabulary, address(step.drawn_row), address(step.row_slot),
-            self.sampling.address, address(self.slots.output_index), address(step.token_out),
-        )  # fmt: skip
+        return address(self.logits), vocabulary, vocabulary, address(step.drawn_row), address(step.row_slot)
+
+    def _draw_arrays(self) -> Sequence[NDArray[Any]]:
+        return self.slots.output_index, self.step.token_out, self.step.row_draw
+
+    def _report_arrays(self) -> Sequence[NDArray[Any]]:
+        return self.slots.report_top, self.step.report_sums, self.step.report_tokens
 
     def _prepare_angles(self, positions: int) -> None:
         """Make cosines and sines up to here, if they are not."""

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tripower.backends.picolm.native.memory import address, zeros
+from tripower.runtime.engine.logprobs import NO_LOGPROBS
 
 Array = NDArray[Any]
 
@@ -18,10 +19,13 @@ class Slots:
 
     def __init__(self, slots_max: int, vocabulary_size: int) -> None:
         self._vocabulary_size = vocabulary_size
-        self.ends, self.tokens, self.next, self.end, self.remaining, self.output_index, self.alive, self.position = (
-            zeros(slots_max, np.int64) for _ in range(8)
-        )
-        self.step_rows = zeros(slots_max, np.int64)
+        self._moved = zeros((6, slots_max), np.int64)
+        """What a step moves."""
+        self.next, self.end, self.remaining, self.output_index, self.alive, self.position = self._moved
+        self.ends, self.tokens = (zeros(slots_max, np.int64) for _ in range(2))
+        self.step_rows, self.all_rows, self.first_logits, self.draw_at = (zeros(slots_max, np.int64) for _ in range(4))
+        self.report_top = zeros(slots_max, np.int64)
+        """Alternatives to report at each row of logits; -1: no report."""
         self._buffers: list[Array] = []
         self._end_marks: dict[frozenset[int], Array] = {}
 
@@ -30,6 +34,9 @@ class Slots:
         self._buffers.clear()
         self.alive[:] = 0
         self.step_rows[:] = 0
+        self.all_rows[:] = 0
+        self.draw_at[:] = -1
+        self.report_top[:] = NO_LOGPROBS
 
     def add(self, *, position: int, pending: Sequence[int], remaining: int, output_index: int, ends: frozenset[int]) -> None:
         """Fill the next slot with the tokens that it has to evaluate; without any it takes no part."""
@@ -48,6 +55,19 @@ class Slots:
         if not self.alive[slot]:
             return []
         return [int(token) for token in self._buffers[slot][self.next[slot] : self.end[slot]]]
+
+    def step_tokens(self, slot: int) -> list[int]:
+        """The tokens that the last step evaluated, and the one behind them if it is known."""
+        end = int(self.next[slot])
+        return [int(token) for token in self._buffers[slot][end - self.step_rows[slot] : min(end + 1, int(self.end[slot]))]]
+
+    def save(self) -> Array:
+        """What a step moves, to be put back by `restore`."""
+        return self._moved.copy()
+
+    def restore(self, saved: Array) -> None:
+        """Take a step back."""
+        self._moved[:] = saved
 
     def _marks(self, ends: frozenset[int]) -> Array:
         """uint8 [vocabulary], 1 at end tokens; one array for each set that was ever asked for, since they are few."""

@@ -30,6 +30,7 @@ class Workers:
         self.shared = zeros(executor.SHARED_WORDS, np.int64)
         self.shared[executor.TICKET] = np.uint64(executor.HALTED << (2 * executor.TILE_BITS)).astype(np.int64)
         self._scratch = [zeros(kernels.scratch_bytes, np.uint8) for _ in range(threads)]
+        self._lane_arguments = address(self.shared), address(self._scratch[0])
         self._descriptors = zeros(max(threads - 1, 1), np.int64)
         self._pipes: list[_Wakeup] = []
         self._threads: list[threading.Thread] = []
@@ -65,7 +66,7 @@ class Workers:
 
     def run(self) -> None:
         """One job. Blocks until the boundary halts; the interpreter lock is free meanwhile."""
-        self._run(address(self.shared), address(self._scratch[0]))
+        self._run(*self._lane_arguments)
 
     def close(self) -> None:
         """End the threads. Idempotent; nothing can be run afterwards."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -122,18 +124,24 @@ def test_a_step_sorts_only_where_a_row_needs_it(parameters: list[SamplingParamet
 
 
 @pytest.mark.parametrize(
-    ("parameters", "host"),
+    ("parameters", "more", "host"),
     [
-        (GREEDY, False),
-        (SamplingParameters(top_p=0.5), False),
-        (SamplingParameters(repeat_penalty=1.1), True),
-        (SamplingParameters(temperature=0.0, presence_penalty=0.1), True),
-        (SamplingParameters(frequency_penalty=-0.1), True),
-        (SamplingParameters(logit_bias=((1, 2.0),)), True),
+        (GREEDY, {}, False),
+        (SamplingParameters(top_p=0.5), {}, False),
+        (SamplingParameters(repeat_penalty=1.1), {}, True),
+        (SamplingParameters(temperature=0.0, presence_penalty=0.1), {}, True),
+        (SamplingParameters(frequency_penalty=-0.1), {}, True),
+        (SamplingParameters(logit_bias=((1, 2.0),)), {}, True),
+        (GREEDY, {"mask": np.ones(1, np.uint32)}, True),
+        (SamplingParameters(banned=(1,), banned_until=3), {"output_index": 2}, True),
+        (SamplingParameters(banned=(1,), banned_until=3), {"output_index": 3}, False),
+        (GREEDY, {"logprobs": 2}, False),
     ],
 )
-def test_rows_with_penalties_or_a_bias_are_the_hosts(parameters: SamplingParameters, host: bool) -> None:
-    assert needs_host(parameters) is host
+def test_rows_with_penalties_a_bias_a_mask_or_a_ban_are_the_hosts(
+    parameters: SamplingParameters, more: dict[str, Any], host: bool
+) -> None:
+    assert needs_host(StepRow(0, 0, (1,), True, sampling=parameters, **more)) is host
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 64, 65, 1000])

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.constraints import Script
 from tripower.backends.llamacpp import run_ahead
 from tripower.backends.llamacpp.engine import LlamacppEngine
 from tripower.backends.llamacpp.native import Context
@@ -250,3 +251,25 @@ def test_the_largest_is_the_first_of_the_largest(target: Any, values: list[float
     found = largest(row.ctypes.data, len(row))
     best = int(np.argmax(row))
     assert found == (best if np.isfinite(row[best]) else INVALID_LOGITS)
+
+
+@pytest.mark.parametrize(
+    ("more", "plainly"),
+    [({}, True), ({"constraint": Script([], 96)}, False), ({"logprobs": 0}, False), ({"prompt_logprobs": 0}, False)],
+)
+def test_who_needs_python_between_steps_keeps_everybody_from_running_ahead(more: dict[str, Any], plainly: bool) -> None:
+    table = StepTable(slots_max=2, steps_max=4, rows_max=4)
+    table.clear(steps_max=4)
+    for sequence, asked in enumerate(({}, more)):
+        table.add(sequence=sequence, position=0, pending=[1], remaining=3, output_index=0, sampling=GREEDY, ends=frozenset(),
+                  history=(), prompt_length=1, **asked)  # fmt: skip
+    assert decodes_plainly(table) is plainly
+
+
+def test_the_loop_takes_over_when_a_ban_ends(engine: LlamacppEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = tokens_of(by_steps(engine, monkeypatch, table_for(engine, PROMPTS)), 0)
+    banning = SamplingParameters(temperature=0.0, banned=tuple(sorted(set(free[:4]))), banned_until=5)
+    expected = by_steps(engine, monkeypatch, table_for(engine, PROMPTS, remaining=12, sampling=banning))
+    found = table_for(engine, PROMPTS, remaining=12, sampling=banning)
+    assert 5 <= sum(1 for _ in engine.run(found)) < found.steps_done - 1
+    assert np.array_equal(found.drawn, expected.drawn) and not set(tokens_of(found, 0)[:5]) & set(free[:4])

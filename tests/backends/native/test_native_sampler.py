@@ -37,16 +37,19 @@ def row(sampling: SamplingParameters, output_index: int = 0, history: Sequence[i
 def drawn(build_kernel: Any, target: Target, logits: Logits, rows: Sequence[StepRow], order: Sequence[int] = ()) -> list[int]:
     """Tokens of all rows. Row `index` has slot `count - 1 - index` and is row `index + 2` of its step."""
     count, vocabulary = logits.shape
-    table = SamplingSettings(count)
+    table = SamplingSettings(count, vocabulary)
     row_slot, output_index = np.full(count + 2, -1, np.int32), np.zeros(count, np.int64)
     for index, each in enumerate(rows):
         slot = count - 1 - index
         row_slot[index + 2], output_index[slot] = slot, each.output_index
         table.fill(slot, each.sampling, history=each.history, prompt_length=each.prompt_length, tokens_more=1)
+        table.set_mask(slot, each.mask)
     drawn_row, tokens = np.arange(2, count + 2, dtype=np.int32), np.full(count, -9, np.int32)
     before = logits.copy()
     run = build_kernel(build_draw, target, draw_scratch_bytes(vocabulary))
-    run([logits, vocabulary, vocabulary, drawn_row, row_slot, table.address, output_index, tokens], order or range(count))
+    row_draw = np.zeros(count, np.int32)
+    words = [logits, vocabulary, vocabulary, drawn_row, row_slot, table.address, output_index, tokens, row_draw]
+    run(words, order or range(count))
     np.testing.assert_array_equal(logits.view(np.uint32), before.view(np.uint32))
     return tokens.tolist()
 
@@ -108,6 +111,61 @@ def test_tokens_are_those_of_python(build_kernel: Any, count: int, vocabulary: i
     for target in narrower_targets():
         found = drawn(build_kernel, target, logits, rows)
         assert found == wanted, [index for index in range(count) if found[index] != wanted[index]]
+
+
+def restricted(rows: Sequence[StepRow], vocabulary: int) -> list[StepRow]:
+    """The same rows with masks that allow nothing, a token, half of all, nearly all or all, of which some are too short; and bans."""
+    random = np.random.default_rng(vocabulary)
+    changed = []
+    for each in rows:
+        kind, mask = random.integers(7), np.zeros(-(-vocabulary // 32), np.uint32)
+        if kind < 4:
+            share = (0.0, 0.01, 0.5, 0.999)[kind]
+            bits = np.packbits(random.random(32 * len(mask)) < share, bitorder="little")
+            mask = bits.view("<u4").astype(np.uint32)
+        elif kind == 4:
+            mask[random.integers(len(mask))] = 1 << int(random.integers(32))
+        else:
+            mask[: random.integers(1, len(mask) + 1)] = 2**32 - 1
+        banned = tuple(random.integers(0, vocabulary, random.integers(4)).tolist())
+        until = each.output_index + int(random.integers(-1, 2))
+        sampling = msgspec.structs.replace(each.sampling, banned=banned, banned_until=until)
+        short = mask[: random.integers(1, len(mask) + 1)] if random.random() < 0.1 else mask
+        changed.append(msgspec.structs.replace(each, sampling=sampling, mask=short if kind < 6 else None))
+    return changed
+
+
+@pytest.mark.parametrize(("count", "vocabulary"), [(1_500, 40), (1_500, 256), (1_000, 1_001), (300, 5_003), (40, 49_152)])
+def test_masks_and_bans_forbid_what_they_forbid_in_python(build_kernel: Any, count: int, vocabulary: int) -> None:
+    logits, rows = random_rows(vocabulary + 1, count, vocabulary)
+    rows = restricted(rows, vocabulary)
+    wanted = [draw_token(values, each) for values, each in zip(logits, rows, strict=True)]
+    assert INVALID_LOGITS in wanted  # nothing is left of some rows
+    for target in narrower_targets():
+        found = drawn(build_kernel, target, logits, rows)
+        assert found == wanted, [index for index in range(count) if found[index] != wanted[index]]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParameters()], ids=["greedy", "sampled"])
+def test_a_mask_does_not_hide_logits_that_are_not_finite(
+    build_kernel: Any, target: Target, sampling: SamplingParameters
+) -> None:
+    logits = np.zeros((1, 100), np.float32)
+    logits[0, 70] = math.nan
+    mask = np.array([2**32 - 1, 0, 0, 0], np.uint32)
+    assert drawn(build_kernel, target, logits, [msgspec.structs.replace(row(sampling), mask=mask)]) == [INVALID_LOGITS]
+
+
+def test_rows_of_one_slot_may_stand_at_different_places_of_its_output(build_kernel: Any, target: Target) -> None:
+    logits = np.zeros((5, 300), np.float32)
+    table = SamplingSettings(1, 300)
+    table.fill(0, SamplingParameters(seed=9), history=(), prompt_length=0, tokens_more=0)
+    tokens, row_draw = np.full(5, -9, np.int32), np.array([-1, 0, 2, -1, 1], np.int32)
+    run = build_kernel(build_draw, target, draw_scratch_bytes(300))
+    where, slots, output_index = np.arange(5, dtype=np.int32), np.zeros(5, np.int32), np.array([7])
+    run([logits, 300, 300, where, slots, table.address, output_index, tokens, row_draw], range(5))
+    first, second, third = (draw_token(logits[0], row(SamplingParameters(seed=9), index)) for index in (7, 8, 9))
+    assert tokens.tolist() == [-9, first, third, -9, second]
 
 
 def test_a_token_does_not_depend_on_its_place_in_the_batch(build_kernel: Any) -> None:
@@ -184,7 +242,7 @@ def test_a_history_grows_by_what_is_appended_until_it_is_full() -> None:
         function.done()
 
     append = compile_module(build, host_target()).function("append", None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32)
-    table = SamplingSettings(2)
+    table = SamplingSettings(2, 100)
     table.fill(0, SamplingParameters(), history=[5, 6], prompt_length=1, tokens_more=2)
     table.fill(1, SamplingParameters(presence_penalty=1.0), history=[5, 6], prompt_length=1, tokens_more=2)
     for token in (7, 8, 9):

@@ -23,6 +23,7 @@ from tripower.backends.picolm.native.program import Program
 from tripower.backends.picolm.native.target import Target, host_target
 from tripower.backends.picolm.native.tiles import Tile, TileTable, shape_of
 from tripower.runtime.engine import EngineInfo, SamplingParameters, StepRow, StepTable
+from tripower.runtime.engine.logprobs import NO_LOGPROBS
 
 VOCABULARY = 96
 GREEDY = SamplingParameters(temperature=0.0)
@@ -158,6 +159,9 @@ def new_table(
             ends=member.get("ends", frozenset()),
             history=member.get("history", member["pending"]),
             prompt_length=member.get("prompt_length", len(member["pending"])),
+            constraint=member.get("constraint"),
+            logprobs=member.get("logprobs", NO_LOGPROBS),
+            prompt_logprobs=member.get("prompt_logprobs", NO_LOGPROBS),
         )
     return table
 

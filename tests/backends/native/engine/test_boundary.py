@@ -69,7 +69,7 @@ class Boundary:
         self.table.control[SLOTS], self.table.control[SIGNAL_FD] = len(members), -1
         self.slots = Slots(SLOTS_MAX, VOCABULARY)
         self.step = StepBuffers(rows_max=ROWS_MAX, slots_max=SLOTS_MAX, drawn_max=ROWS_MAX, pages_per_slot=1)
-        self.sampling = SamplingSettings(SLOTS_MAX)
+        self.sampling = SamplingSettings(SLOTS_MAX, VOCABULARY)
         self.slots.clear()
         for slot, member in enumerate(members):
             self.slots.add(
@@ -87,6 +87,8 @@ class Boundary:
             tokens=slots.tokens, next=slots.next, end=slots.end, remaining=slots.remaining, output_index=slots.output_index,
             alive=slots.alive, position=slots.position, step_rows=slots.step_rows, row_token=step.row_token,
             row_position=step.row_position, row_slot=step.row_slot, drawn_row=step.drawn_row, token_out=step.token_out,
+            row_draw=step.row_draw, all_rows=slots.all_rows, first_logits=slots.first_logits, draw_at=slots.draw_at,
+            drawn_max=ROWS_MAX,
             item_row=step.item_row, item_rows=step.item_rows, counts=step.counts, rows_max=rows_max, mixed_rows=mixed_rows,
             row_cost=cost, item_rows_max=ITEM_ROWS, experts_used=3,
         )  # fmt: skip
@@ -239,6 +241,34 @@ def test_a_commit_moves_every_slot_as_the_python_loop_does(members: list[Member]
         assert slots.position[used].tolist() == position
         assert (slots.remaining[used].tolist(), slots.output_index[used].tolist()) == (left, index)
         assert [slots.pending(slot) for slot in range(len(members))] == pending
+
+
+@FEW()
+@given(MEMBERS, ROW_LIMITS, st.data())
+def test_a_slot_may_have_logits_at_all_its_rows_within_their_room(
+    members: list[Member], rows_max: int, data: st.DataObject
+) -> None:
+    boundary = Boundary(members, rows_max=rows_max)
+    drawn_max = data.draw(st.integers(SLOTS_MAX, ROWS_MAX))
+    scored = data.draw(st.lists(st.booleans(), min_size=len(members), max_size=len(members)))
+    boundary.words[WORDS.index("drawn_max")] = drawn_max
+    boundary.slots.all_rows[: len(members)] = scored
+    counts, step, slots = boundary.plan(), boundary.step, boundary.slots
+    row, wanted, draws = 0, list[int](), list[int]()
+    for slot, (member, count) in enumerate(zip(members, counts, strict=True)):
+        draw = 0 < count == member.pending and member.remaining > 0
+        assert count > 0 or not member.pending
+        assert not count or slots.first_logits[slot] == len(wanted)
+        wanted += range(row if scored[slot] else row + count - draw, row + count)
+        draws += [len(wanted) - 1] if draw else []
+        assert slots.draw_at[slot] == (draws[-1] if draw else -1)
+        row += count
+    assert len(wanted) <= drawn_max and step.drawn_row[: boundary.draws].tolist() == wanted
+    assert np.flatnonzero(step.row_draw[: len(wanted)] == 0).tolist() == draws
+    tokens = np.full(len(wanted), -7)
+    tokens[draws] = np.arange(len(draws)) + 1
+    found = [token for token in boundary.commit(tokens.tolist())[1] if token != NOT_DRAWN]
+    assert found == list(range(1, len(draws) + 1))
 
 
 def test_logits_that_are_not_finite_end_that_slot_and_no_other() -> None:

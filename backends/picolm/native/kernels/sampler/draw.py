@@ -1,6 +1,6 @@
 """The kernel that turns a row of logits into a token: the order of the stages.
 
-Like `backends.sampling.draw_token`: penalties, logit bias, top-k, top-p, min-p, temperature, draw. A token is a function of its
+Like `backends.sampling.draw_token`: penalties, logit bias, mask and bans, top-k, top-p, min-p, temperature, draw. A token is a function of its
 row, history and settings only, so neighbours, threads and repetitions change nothing. The logits stay as they are.
 
 Sums are taken in another order than numpy's. So a token may differ from Python's where the random number, or what top-p wants, is
@@ -16,7 +16,7 @@ from llvmlite import ir
 from tripower.backends.picolm.native.emit import F32, F64, I1, I32, I64, PTR, Function, Kernel, Value, Variable, i64
 from tripower.backends.picolm.native.kernels.sampler import filters, passes
 from tripower.backends.picolm.native.kernels.sampler.passes import BLOCK, INFINITE, NEVER, ZERO, padded
-from tripower.backends.picolm.native.kernels.sampler.penalties import build_penalties
+from tripower.backends.picolm.native.kernels.sampler.penalties import build_ban, build_penalties
 from tripower.backends.picolm.native.kernels.sampler.philox import build_uniform
 from tripower.backends.picolm.native.kernels.sampler.settings import Record
 from tripower.backends.picolm.native.target import Target
@@ -47,9 +47,12 @@ class _Stages:
 
     def __init__(self, module: ir.Module, target: Target, name: str) -> None:
         self.largest_logit = passes.build_largest(module, target, f"{name}.largest_logit", F32)
+        self.largest_allowed = passes.build_largest_allowed(module, target, f"{name}.largest_allowed")
         self.first_logit = passes.build_first(module, target, f"{name}.first_logit", F32)
         self.widen = passes.build_widen(module, target, f"{name}.widen")
         self.penalties = build_penalties(module, f"{name}.penalties")
+        self.ban = build_ban(module, f"{name}.ban")
+        self.forbid = passes.build_forbid(module, target, f"{name}.forbid")
         self.largest = passes.build_largest(module, target, f"{name}.largest", F64)
         self.first = passes.build_first(module, target, f"{name}.first", F64)
         self.shift = passes.build_shift(module, target, f"{name}.shift")
@@ -61,15 +64,19 @@ class _Stages:
 
 
 def build_draw(module: ir.Module, target: Target, name: str = "draw") -> None:
-    """Kernel: tile = drawn row. Scratch: `draw_scratch_bytes`.
+    """Kernel: tile = row of logits. Scratch: `draw_scratch_bytes`.
 
     Words: 0 logits float32* [drawn][stride], 1 stride in elements, 2 vocabulary, 3 `drawn_row` int32*, 4 `row_slot` int32*,
-    5 records (`settings.SETTINGS` [slots]), 6 output index int64* [slots], 7 tokens int32* [drawn].
+    5 records (`settings.SETTINGS` [slots]), 6 output index int64* [slots], 7 tokens int32* [drawn], 8 `row_draw` int32* [drawn]: how
+    far behind the slot's output index this row's token stands, negative where none is drawn.
     """
     stages = _Stages(module, target, name)
     plain, sampled = _build_plain(module, stages, f"{name}.plain"), _build_sampled(module, stages, f"{name}.sampled")
     kernel = Kernel(module, name)
     b = kernel.b
+    ahead = b.sext(kernel.load(kernel.pointer(8), kernel.tile, I32), I64)
+    with b.if_then(b.icmp_signed("<", ahead, i64(0))):
+        kernel.done()
     logits = kernel.at(kernel.pointer(0), b.mul(kernel.tile, kernel.number(1)), F32)
     row = b.sext(kernel.load(kernel.pointer(3), kernel.tile, I32), I64)
     slot = b.sext(kernel.load(kernel.pointer(4), row, I32), I64)
@@ -77,21 +84,25 @@ def build_draw(module: ir.Module, target: Target, name: str = "draw") -> None:
     token = kernel.variable(I64)
     with b.if_else(b.icmp_signed("!=", record.number("plain_greedy"), i64(0))) as (greedy, other):
         with greedy:
-            token.set(b.call(plain.value, [logits, kernel.number(2)]))
+            token.set(b.call(plain.value, [logits, kernel.number(2), record.pointer("mask")]))
         with other:
-            output_index = kernel.load(kernel.pointer(6), slot, I64)
+            output_index = b.add(kernel.load(kernel.pointer(6), slot, I64), ahead)
             token.set(b.call(sampled.value, [logits, kernel.number(2), record.address, output_index, kernel.scratch]))
     kernel.store(b.trunc(token.get(), I32), kernel.pointer(7), kernel.tile)
     kernel.done()
 
 
 def _build_plain(module: ir.Module, stages: _Stages, name: str) -> Function:
-    """`i64 plain(float32* logits, i64 vocabulary)`: the first of the largest logits."""
-    function = passes.internal(module, name, [PTR, I64], I64)
-    logits, vocabulary = function.args
-    best = function.b.call(stages.largest_logit.value, [logits, vocabulary])
-    _leave_unless_finite(function, function.b.fpext(best, F64))
-    function.done(function.b.call(stages.first_logit.value, [logits, vocabulary, best]))
+    """`i64 plain(float32* logits, i64 vocabulary, int32* mask)`: the first of the largest logits that a mask, if there is one, allows."""
+    function = passes.internal(module, name, [PTR, I64, PTR], I64)
+    b = function.b
+    logits, vocabulary, mask = function.args
+    best = b.call(stages.largest_logit.value, [logits, vocabulary])
+    _leave_unless_finite(function, b.fpext(best, F64))
+    with b.if_then(b.icmp_unsigned("!=", mask, ir.Constant(PTR, None))):
+        allowed = b.call(stages.largest_allowed.value, [logits, vocabulary, mask])
+        function.done(b.select(b.icmp_signed("<", allowed, i64(0)), i64(INVALID_LOGITS), allowed))
+    function.done(b.call(stages.first_logit.value, [logits, vocabulary, best]))
     return function
 
 
@@ -105,8 +116,18 @@ def _build_sampled(module: ir.Module, stages: _Stages, name: str) -> Function:
     scores, blocks = memory.scores, memory.blocks
     b.call(stages.widen.value, [logits, vocabulary, scores])
     b.call(stages.penalties.value, [address, scores, vocabulary, memory.listed])
-    best = b.call(stages.largest.value, [scores, vocabulary])
-    _leave_unless_finite(function, best)
+    largest = function.variable(F64, b.call(stages.largest.value, [scores, vocabulary]))
+    _leave_unless_finite(function, largest.get())
+    banning = b.icmp_signed("<", output_index, record.number("banned_until"))
+    masked = b.icmp_signed("!=", record.number("mask"), i64(0))
+    with b.if_then(banning):
+        b.call(stages.ban.value, [address, scores, vocabulary])
+    with b.if_then(masked):
+        b.call(stages.forbid.value, [scores, vocabulary, record.pointer("mask")])
+    with b.if_then(b.or_(banning, masked)):
+        largest.set(b.call(stages.largest.value, [scores, vocabulary]))
+        _leave_unless_finite(function, largest.get())
+    best = largest.get()
     temperature = record.float("temperature")
     with b.if_then(b.fcmp_ordered("<=", temperature, ZERO)):
         function.done(b.call(stages.first.value, [scores, vocabulary, best]))

@@ -1,4 +1,4 @@
-"""Passes over a whole row of scores: widen, largest, shift, weigh, invert. Float64 in groups of 16 logical lanes.
+"""Passes over a whole row of scores: widen, forbid, largest, shift, weigh, invert. Float64 in groups of 16 logical lanes.
 
 An array of scores is padded with -inf to whole blocks of 256, so that no pass has a ragged end; what is padded weighs nothing. Sums
 are taken per block and lane, lanes in halves, blocks in order: the same bits at every vector width.
@@ -11,11 +11,12 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
-from tripower.backends.picolm.native.emit import F32, F64, I1, I64, PTR, Function, Value, constant, i64, vector
+from tripower.backends.picolm.native.emit import F32, F64, I1, I32, I64, PTR, Function, Value, constant, i64, vector
 from tripower.backends.picolm.native.kernels.mathematics import exp
 from tripower.backends.picolm.native.target import Target
 
 GROUP = 16
+MASK_BITS = 32
 BLOCK = 256
 INFINITE = ir.Constant(F64, math.inf)
 NEVER = ir.Constant(F64, -math.inf)
@@ -68,6 +69,30 @@ def build_widen(module: ir.Module, target: Target, name: str) -> Function:
     return function
 
 
+def build_forbid(module: ir.Module, target: Target, name: str) -> Function:
+    """`void forbid(float64* scores, i64 count, int32* mask)`: -inf where bit `index % 32` of word `index // 32` is 0.
+
+    Words in which all bits are set, most of them in free text, cost a comparison.
+    """
+    function = internal(module, name, [PTR, I64, PTR])
+    b = function.b
+    scores, count, mask = function.args
+    lanes = target.lanes // 2
+    kind, nothing = vector(I32, lanes), constant(vector(F64, lanes), -math.inf)
+    with function.loop(i64(0), b.lshr(b.add(count, i64(MASK_BITS - 1)), i64(5))) as number:
+        word = function.load(mask, number, I32)
+        with b.if_then(b.icmp_signed("!=", word, ir.Constant(I32, -1))):
+            everywhere = function.splat(word, lanes)
+            for first in range(0, MASK_BITS, lanes):
+                index = b.add(b.shl(number, i64(5)), i64(first))
+                bits = ir.Constant(kind, [ir.Constant(I32, 1 << (first + lane)) for lane in range(lanes)])
+                allowed = b.icmp_signed("!=", b.and_(everywhere, bits), constant(kind, 0))
+                score = function.load_vector(scores, index, F64, lanes)
+                function.store_vector(b.select(allowed, score, nothing), scores, index)
+    function.done()
+    return function
+
+
 def build_largest(module: ir.Module, target: Target, name: str, kind: ir.Type) -> Function:
     """`kind largest(kind* values, i64 count)`: NaN if any value is NaN. `kind` is float32 or float64; any count.
 
@@ -113,6 +138,43 @@ def build_first(module: ir.Module, target: Target, name: str, kind: ir.Type) -> 
         function.leave_if(b.fcmp_ordered("==", function.load(values, index.get(), kind), wanted), after)
         index.add(i64(1))
     function.done(index.get())
+    return function
+
+
+def build_largest_allowed(module: ir.Module, target: Target, name: str) -> Function:
+    """`i64 largest_allowed(float32* logits, i64 count, int32* mask)`: the first index of the largest value whose bit is set, as `forbid`
+    reads bits; -1 if all of those are -inf, or there are none. Values are not NaN.
+
+    Words of zeros are passed over, and a value is looked at by itself only where a vector holds a larger one than was found so far.
+    """
+    function = internal(module, name, [PTR, I64, PTR], I64)
+    b = function.b
+    logits, count, mask = function.args
+    best, found = function.variable(F32, ir.Constant(F32, -math.inf)), function.variable(I64, i64(-1))
+    words = b.lshr(count, i64(5))
+
+    def look_at(number: Value, word: Value, bits: Value) -> None:
+        first = b.shl(number, i64(5))
+        with function.loop(i64(0), bits) as bit:
+            index = b.add(first, bit)
+            value = function.load(logits, index, F32)
+            allowed = b.trunc(b.lshr(word, b.trunc(bit, I32)), I1)
+            with b.if_then(b.and_(allowed, b.fcmp_ordered(">", value, best.get()))):
+                best.set(value)
+                found.set(index)
+
+    with function.loop(i64(0), words) as number:
+        word = function.load(mask, number, I32)
+        with b.if_then(b.icmp_signed("!=", word, ir.Constant(I32, 0))):
+            start, bound = b.shl(number, i64(5)), function.splat(best.get(), target.lanes)
+            groups = [load_group(function, target.lanes, logits, b.add(start, i64(at)), F32) for at in (0, GROUP)]
+            larger = any_of(function, [b.fcmp_ordered(">", each, bound) for group in groups for each in group])
+            with b.if_then(larger, likely=False):
+                look_at(number, word, i64(MASK_BITS))
+    rest = b.and_(count, i64(MASK_BITS - 1))
+    with b.if_then(b.icmp_signed(">", rest, i64(0))):
+        look_at(words, function.load(mask, words, I32), rest)
+    function.done(found.get())
     return function
 
 

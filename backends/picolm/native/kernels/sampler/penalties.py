@@ -1,4 +1,4 @@
-"""Penalties for tokens that were there before, and logit bias: the few scores of a row that are not the model's own.
+"""Penalties for tokens that were there before, logit bias and bans: the few scores of a row that are not the model's own.
 
 Each token is counted once however often it occurs. The counts live in an array with an entry for each token of the vocabulary, of which
 only those are ever cleared that the history names. Tokens outside the vocabulary are passed over: no history may write elsewhere.
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from llvmlite import ir
 
 from tripower.backends.picolm.native.emit import F64, I32, I64, PTR, Function, Value, i32, i64
-from tripower.backends.picolm.native.kernels.sampler.passes import ZERO, internal
+from tripower.backends.picolm.native.kernels.sampler.passes import NEVER, ZERO, internal
 from tripower.backends.picolm.native.kernels.sampler.settings import Record
 
 ONE = ir.Constant(F64, 1.0)
@@ -35,6 +35,17 @@ def build_penalties(module: ir.Module, name: str) -> Function:
     with b.if_then(either):
         _presence_and_frequency(function, record, scores, vocabulary, counts, presence, frequency)
     _bias(function, record, scores, vocabulary)
+    function.done()
+    return function
+
+
+def build_ban(module: ir.Module, name: str) -> Function:
+    """`void ban(ptr record, float64* scores, i64 vocabulary)`: -inf for what is banned so early in an answer."""
+    function = internal(module, name, [PTR, PTR, I64])
+    address, scores, vocabulary = function.args
+    record = Record(function, address, i64(0))
+    with _tokens(function, record.pointer("banned"), i64(0), record.number("banned_count"), vocabulary) as token:
+        function.store(NEVER, scores, token)
     function.done()
     return function
 
@@ -92,7 +103,7 @@ def _bias(function: Function, record: Record, scores: Value, vocabulary: Value) 
 
 @contextmanager
 def _tokens(function: Function, history: Value, start: Value, stop: Value, vocabulary: Value) -> Iterator[Value]:
-    """Each token of the history from `start` to `stop` that the vocabulary has, as an int64."""
+    """Each token of a list from `start` to `stop` that the vocabulary has, as an int64."""
     b = function.b
     with function.loop(start, stop) as index:
         token = b.sext(function.load(history, index, I32), I64)

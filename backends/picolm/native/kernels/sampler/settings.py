@@ -1,7 +1,7 @@
 """What the native draw knows of each sequence: one record of 64-bit words, filled by Python when a job begins.
 
 Whatever takes part in a comparison (the logarithm of min-p) is computed here by the same expression as in `backends.sampling`, so
-that both ways filter alike.
+that both ways filter alike. Which tokens a constraint allows is stated step by step, with `set_mask`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from tripower.backends.picolm.native.emit import F64, I64, PTR, Function, Value, i64
 from tripower.backends.sampling import is_plain_greedy
+from tripower.runtime.engine.constraint import TokenMask
 from tripower.runtime.engine.sampling_parameters import SamplingParameters
 
 SETTINGS = np.dtype(
@@ -37,22 +38,31 @@ SETTINGS = np.dtype(
         ("history_length", np.int64),
         ("history_capacity", np.int64),
         ("prompt_length", np.int64),
+        ("banned", np.int64),
+        ("banned_count", np.int64),
+        ("banned_until", np.int64),
+        ("mask", np.int64),
     ]
 )
-"""`score_min` is the log of min-p, -inf for none. `bias_tokens`, `bias_values` and `history` are addresses of int32, float64 and int32
-arrays; `history` is 0 where no penalty looks at it."""
+"""`score_min` is the log of min-p, -inf for none. `bias_tokens`, `bias_values`, `history` and `banned` are addresses of int32, float64,
+int32 and int32 arrays; `history` is 0 where no penalty looks at it. `mask` is the address of a `TokenMask`, 0 where all may come."""
 
 WORDS = {name: index for index, name in enumerate(SETTINGS.names or ())}
-Arrays: TypeAlias = tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.int32]]
-NOTHING: Arrays = (np.zeros(0, np.int32), np.zeros(0, np.float64), np.zeros(0, np.int32))
+Arrays: TypeAlias = tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.int32], NDArray[np.int32]]
+NOTHING: Arrays = (np.zeros(0, np.int32), np.zeros(0, np.float64), np.zeros(0, np.int32), np.zeros(0, np.int32))
+MASK_BITS = 32
 
 
 class SamplingSettings:
     """Records for `slots_max` sequences, and the arrays that they point to."""
 
-    def __init__(self, slots_max: int) -> None:
+    def __init__(self, slots_max: int, vocabulary_size: int) -> None:
         self.records: NDArray[Any] = np.zeros(slots_max, SETTINGS)
         self._arrays = [NOTHING] * slots_max
+        masks = np.zeros((slots_max, -(-vocabulary_size // MASK_BITS)), np.uint32)
+        self._masks = list(masks)
+        self._mask_addresses = [mask.ctypes.data for mask in self._masks]
+        self._mask_in_use = self.records["mask"]
 
     @property
     def address(self) -> int:
@@ -66,11 +76,12 @@ class SamplingSettings:
         with room for `tokens_more` that the job will add."""
         tokens = np.array([token for token, _ in parameters.logit_bias], np.int32)
         values = np.array([bias for _, bias in parameters.logit_bias], np.float64)
+        banned = np.array(parameters.banned, np.int32)
         kept = np.zeros(0, np.int32)
         if looks_back(parameters):
             kept = np.zeros(len(history) + tokens_more, np.int32)
             kept[: len(history)] = history
-        self._arrays[slot] = (tokens, values, kept)
+        self._arrays[slot] = (tokens, values, kept, banned)
         words = 2**64 - 1
         self.records[slot] = (
             is_plain_greedy(parameters),
@@ -91,11 +102,28 @@ class SamplingSettings:
             len(history) if len(kept) else 0,
             len(kept),
             prompt_length,
+            banned.ctypes.data,
+            len(banned),
+            parameters.banned_until,
+            0,
         )
+
+    def set_mask(self, slot: int, mask: TokenMask | None) -> None:
+        """What may be drawn for a slot from now on; None: everything. Copied; a token that a short mask does not know is not allowed."""
+        if mask is None:
+            self._mask_in_use[slot] = 0
+            return
+        own = self._masks[slot]
+        if len(mask) == len(own):
+            own[:] = mask
+        else:
+            words = min(len(mask), len(own))
+            own[:words], own[words:] = mask[:words], 0
+        self._mask_in_use[slot] = self._mask_addresses[slot]
 
     def history(self, slot: int) -> list[int]:
         """What is kept of a slot's tokens so far; empty where no penalty looks at it."""
-        _, _, kept = self._arrays[slot]
+        kept = self._arrays[slot][2]
         return [int(token) for token in kept[: self.records["history_length"][slot]]]
 
     def clear(self) -> None:

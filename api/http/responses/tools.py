@@ -1,0 +1,85 @@
+"""Tools of a Responses request: functions that the client runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tripower.api.http.dialects.decoding import unsupported
+from tripower.api.http.text.nesting import check_depth
+from tripower.api.http.text.tools import TOOL_NAME
+from tripower.runtime.engine import ToolChoice, ToolDefinition
+from tripower.runtime.kernel import InvalidRequest
+
+
+class FunctionIn(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool. Only functions can be called; other types are refused by name."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamedToolIn(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool that must be called."""
+
+    type: str
+    name: str | None = None
+
+
+def tool_definitions(tools: tuple[FunctionIn, ...]) -> tuple[ToolDefinition, ...]:
+    """Raises `InvalidRequest` for hosted tools, and for functions without a name of their own."""
+    return check_names(tuple(_definition(f"tools[{index}]", tool) for index, tool in enumerate(tools)))
+
+
+def _definition(path: str, tool: FunctionIn) -> ToolDefinition:
+    if tool.type != "function":
+        raise unsupported(f"{path}.type: {tool.type[:40]}", "this server runs no tools; describe it as a function and run it")
+    if tool.name is None:
+        raise InvalidRequest(f"{path}.name is missing", param=f"{path}.name")
+    return ToolDefinition(tool.name, tool.description, tool.parameters, bool(tool.strict))
+
+
+def check_names(tools: tuple[ToolDefinition, ...]) -> tuple[ToolDefinition, ...]:
+    """Each name once, in plain letters, and no schema too deep. Raises `InvalidRequest`."""
+    names: set[str] = set()
+    for index, tool in enumerate(tools):
+        if not TOOL_NAME.fullmatch(tool.name):
+            raise InvalidRequest(
+                f"tools[{index}].name has 1 to 64 letters, digits, underscores, dots, colons and hyphens",
+                param=f"tools[{index}].name",
+            )
+        check_depth(tool.parameters, f"tools[{index}]")
+        if tool.name in names:
+            raise InvalidRequest(f"tools[{index}].name: {tool.name} is there twice", param=f"tools[{index}].name")
+        names.add(tool.name)
+    return tools
+
+
+def tool_choice(choice: str | NamedToolIn | None, tools: tuple[ToolDefinition, ...], *, parallel: bool) -> ToolChoice:
+    """Raises `InvalidRequest` for a choice that these tools do not allow."""
+    match choice:
+        case None | "auto":
+            return ToolChoice(mode="auto", parallel=parallel)
+        case "none":
+            return ToolChoice(mode="none", parallel=parallel)
+        case "required":
+            return required(tools, None, parallel=parallel)
+        case NamedToolIn(type="function"):
+            return required(tools, choice.name or "", parallel=parallel)
+        case NamedToolIn():
+            raise unsupported(f"tool_choice.type: {choice.type[:40]}", "use auto, none, required or a function's name")
+        case _:
+            raise InvalidRequest("tool_choice is auto, none, required or a function", param="tool_choice")
+
+
+def required(tools: tuple[ToolDefinition, ...], name: str | None, *, parallel: bool) -> ToolChoice:
+    """A tool must be called: any of them, or the one with this name. Raises `InvalidRequest` where there is none."""
+    if not tools:
+        raise InvalidRequest("tool_choice asks for a call, and there are no tools", param="tool_choice")
+    if name is not None and name not in [tool.name for tool in tools]:
+        raise InvalidRequest(f"tool_choice.name: there is no tool {name[:64]!r}", param="tool_choice.name")
+    return ToolChoice(mode="required", name=name, parallel=parallel)

@@ -1,0 +1,1 @@
+"""`GET /slots`: the seats of the batches, as llama-server shows them."""
