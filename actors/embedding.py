@@ -11,7 +11,7 @@ import numpy as np
 import trio
 
 from tripower.actors.embedding_queue import Embed
-from tripower.actors.generation import FindReady
+from tripower.actors.generation import FindReady, follow_unloads
 from tripower.actors.preparation import INLINE_CHARACTERS
 from tripower.runtime.admission import ANYBODY, Caller
 from tripower.runtime.engine import EngineInfo
@@ -67,6 +67,10 @@ async def embed(find: FindReady, request: EmbeddingRequest, deadline: float) -> 
     Raises `InvalidRequest` naming the input, `NotFound`, `Overloaded`, `DeadlineExceeded`, `ModelRefused`, `DeviceFailed`.
     """
     check_request(request)
+    return await follow_unloads(lambda: _embed(find, request, deadline))
+
+
+async def _embed(find: FindReady, request: EmbeddingRequest, deadline: float) -> Embeddings:
     ready = await find(request.model, deadline)
     loaded = ready.loaded
     if not isinstance(loaded, LoadedEncoder):

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import trio
 
@@ -27,6 +27,18 @@ UNLOADS_MAX = 3
 """How often a request follows a model that is unloaded just before it arrives."""
 
 FindReady = Callable[[str, float], Awaitable[ReadyModel]]
+T = TypeVar("T")
+
+
+async def follow_unloads(work: Callable[[], Awaitable[T]]) -> T:
+    """Do something with a model, and again if the model is unloaded just before: it is loaded again for whoever asks."""
+    for _ in range(UNLOADS_MAX):
+        try:
+            return await work()
+        except Unavailable as error:
+            if error.code != MODEL_UNLOADING:
+                raise
+    return await work()
 
 
 class Generation:
@@ -70,13 +82,7 @@ class Generation:
         self._entered = True
         self._token = trio.lowlevel.current_trio_token()
         check_request(self._request)
-        for attempt in range(UNLOADS_MAX + 1):
-            try:
-                await self._enqueue()
-                break
-            except Unavailable as error:
-                if error.code != MODEL_UNLOADING or attempt == UNLOADS_MAX:
-                    raise
+        await follow_unloads(self._enqueue)
         return self
 
     async def _enqueue(self) -> None:

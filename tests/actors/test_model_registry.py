@@ -57,7 +57,7 @@ def registry(runtime: Runtime) -> RegistryStatistics:
     return details
 
 
-async def test_one_load_serves_everybody_who_waits(autojump_clock: MockClock) -> None:
+async def test_one_load_serves_everybody_who_waits(autojump_clock: MockClock) -> None:  # BB-073
     async with open_toy(pace=slow_load) as (runtime, backend), trio.open_nursery() as nursery:
         first = Waiter(nursery, runtime)
         await trio.sleep(5)

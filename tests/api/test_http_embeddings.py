@@ -79,7 +79,7 @@ async def test_an_answer_has_openais_shape_and_the_inputs_order() -> None:
 @pytest.mark.parametrize(
     ("given", "count"), [("ab", 1), (["ab"], 1), (["ab", "c"], 2), ([5, 6], 1), ([[5, 6], [7]], 2), ([[5], "a"], 2)]
 )
-async def test_every_form_of_input_is_taken_and_base64_is_the_same_as_numbers(given: Any, count: int) -> None:
+async def test_every_form_of_input_is_taken_and_base64_is_the_same_as_numbers(given: Any, count: int) -> None:  # BB-059
     """Little-endian float32 of the true length: public report vllm #6744."""
     async with serving() as server:
         numbers = (await ask(server, input=given, encoding_format="float")).json["data"]
@@ -99,8 +99,8 @@ async def test_dimensions_cut_and_give_unit_length_again() -> None:
 
 
 @pytest.mark.parametrize("given", ["x" * 20, ["x" * 20]])
-async def test_too_long_an_input_is_refused_or_cut_as_asked(given: Any) -> None:
-    """A text and a list of one alike: public report text-embeddings-inference #52."""
+async def test_too_long_an_input_is_refused_or_cut_as_asked(given: Any) -> None:  # BB-062
+    """A text and a list of one alike."""
     async with serving() as server:
         for truncate in (None, False):
             refused = await ask(server, input=given, truncate=truncate)
@@ -153,8 +153,8 @@ async def test_too_long_an_input_is_refused_or_cut_as_asked(given: Any) -> None:
         ({"model": "toy"}, "model", "unsupported_by_model"),
     ],
 )
-async def test_one_400_names_the_field(changes: dict[str, Any], param: str, code: str) -> None:
-    """Empty inputs are answered promptly: public report llama.cpp #5733."""
+async def test_one_400_names_the_field(changes: dict[str, Any], param: str, code: str) -> None:  # BB-061
+    """Empty inputs are among them, and are answered promptly."""
     async with serving() as server:
         answer = await ask(server, **changes)
     assert (answer.status, answer.error["param"], answer.error["code"]) == (400, param, code)
@@ -252,8 +252,8 @@ def use_client(url: str) -> dict[str, Any]:
     }
 
 
-async def test_the_official_client_gets_minilms_vectors(minilm_path: Path, tmp_path: Path) -> None:
-    """Of unit length by default: public report llama.cpp #5954."""
+async def test_the_official_client_gets_minilms_vectors(minilm_path: Path, tmp_path: Path) -> None:  # BB-058, BB-059
+    """The client's default is base64."""
     async with serving_minilm(minilm_path, Store(tmp_path)) as server:
         seen = await trio.to_thread.run_sync(use_client, server.url)
     vectors = np.array(seen["plain"], np.float32)

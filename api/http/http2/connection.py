@@ -31,6 +31,7 @@ from tripower.api.http.connection import DRAIN_SEND_SECONDS, IDLE_SECONDS
 from tripower.api.http.http2.budget import Budget
 from tripower.api.http.http2.framing import STREAMS_MAX, Framing, request_target
 from tripower.api.http.http2.stream import Stream
+from tripower.api.http.http2.writer import Writer
 from tripower.api.http.transport import ClientLost, Transport
 
 log = logging.getLogger("tripower.http")
@@ -39,8 +40,6 @@ GOODBYE_SECONDS = 1.0
 """For the last frames of a connection that ends."""
 PIECE_BYTES = 8192
 """What is parsed at a time, so that a budget is looked at before a thousand frames have been worked on."""
-UNSENT_BYTES_MAX = 262_144
-"""Answers that may wait for the writer; beyond that, streams wait."""
 RESETS_MAX, RESETS_PER_SECOND = 100, 10
 CONTROL_MAX, CONTROL_PER_SECOND = 2000, 200
 CONTROL_PER_FRAME = 4.0
@@ -78,6 +77,7 @@ class Http2Connection:
         self.secure = transport.secure
         self.send_seconds = send_seconds
         self.framing = Framing()
+        self.writer = Writer(self.framing, transport)
         self._transport = transport
         self._body_seconds = body_seconds
         self._begun = begun
@@ -91,10 +91,6 @@ class Http2Connection:
         self._reading = trio.CancelScope()
         self._attention = False
         self._draining = False
-        self._last_words = b""
-        self._unsent = 0
-        self._wanted = trio.Event()
-        self._written = trio.Event()
 
     @property
     def busy(self) -> bool:
@@ -123,8 +119,7 @@ class Http2Connection:
             self._draining = True
             self.send_seconds = min(self.send_seconds, DRAIN_SEND_SECONDS)
             self._transport.tighten(DRAIN_SEND_SECONDS)
-            self._last_words = self.framing.last_words()
-            self.wake_writer()
+            self.writer.say_last(self.framing.last_words())
             self._wake()
 
     def _leave(self, reason: str) -> None:
@@ -143,9 +138,9 @@ class Http2Connection:
                 for start in range(0, len(data), PIECE_BYTES):
                     if not await self._take(data[start : start + PIECE_BYTES]):
                         return
-                self.wake_writer()
+                self.writer.wake()
             if self._over():
-                await self._wait_written()
+                await self.writer.wait_written()
                 return
             data = await self._receive()
             if data == b"":
@@ -268,7 +263,7 @@ class Http2Connection:
             self.reset(stream.number, ErrorCodes.INTERNAL_ERROR)
         elif not stream.request_complete:
             self.reset(stream.number, ErrorCodes.NO_ERROR)  # the answer stands; the client may stop sending (RFC 9113, 8.1)
-        self.wake_writer()
+        self.writer.wake()
         if not self._streams:
             self._idle_from = trio.current_time()
             if self._draining:
@@ -285,53 +280,20 @@ class Http2Connection:
         if count:
             with contextlib.suppress(ProtocolError):
                 self.framing.acknowledge_received_data(count, number)
-            self.wake_writer()
+            self.writer.wake()
 
     def reset(self, number: int, code: ErrorCodes) -> None:
         """End a stream that has not ended. Without effect on one that has."""
         with contextlib.suppress(ProtocolError):
             self.framing.reset_stream(number, code)
-        self.wake_writer()
-
-    # Writing.
-
-    def count_unsent(self, count: int) -> None:
-        """A stream has framed so many bytes."""
-        self._unsent += count
-        self._control.earn(CONTROL_PER_FRAME)
-
-    def wake_writer(self) -> None:
-        """There is something to write."""
-        self._wanted.set()
-
-    async def wait_for_room(self) -> None:
-        """Wait while the client has not taken what was framed for it. Otherwise no checkpoint."""
-        while self._unsent > UNSENT_BYTES_MAX:
-            await self._written.wait()
-
-    async def _wait_written(self) -> None:
-        self.wake_writer()
-        while self._wanted.is_set():
-            await self._written.wait()
+        self.writer.wake()
 
     async def _write(self) -> None:
-        """Write what has been framed since the last write, in one piece."""
-        while True:
-            await self._wanted.wait()
-            data, unsent = self.framing.data_to_send() + self._last_words, self._unsent
-            self._last_words = b""
-            if not data:
-                self._wanted = trio.Event()
-                self._done()
-                continue
-            try:
-                await self._transport.send(data)
-            except ClientLost as lost:
-                self._leave(str(lost))
-                return
-            self._unsent -= unsent
-            self._done()
+        try:
+            await self.writer.run()
+        except ClientLost as lost:
+            self._leave(str(lost))
 
-    def _done(self) -> None:
-        written, self._written = self._written, trio.Event()
-        written.set()
+    def earn(self) -> None:
+        """The client has been sent a data frame, so it may have something to say about it."""
+        self._control.earn(CONTROL_PER_FRAME)

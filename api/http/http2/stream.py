@@ -105,7 +105,7 @@ class Stream:
         """Tell a client that waits for it to send its body."""
         self.awaits_continue = False
         self._connection.framing.send_headers(self.number, [(b":status", b"100")])
-        self._connection.wake_writer()
+        self._connection.writer.wake()
 
     def leave(self, reason: str) -> None:
         """The client wants no answer any more: cancel whoever works on it."""
@@ -165,15 +165,15 @@ class Stream:
             except ProtocolError:
                 sent = 0
                 self.leave("the stream is closed")
-            self._connection.wake_writer()
+            self._connection.writer.wake()
             if not self._out:
                 break
             if sent:
                 await trio.lowlevel.checkpoint()
             else:
                 await self._wait_for_window()
-            await self._connection.wait_for_room()
-        await self._connection.wait_for_room()
+            await self._connection.writer.wait_for_room()
+        await self._connection.writer.wait_for_room()
 
     def _push_some(self) -> int:
         """Frames for one turn. Returns how many bytes they hold. Raises `ProtocolError` when nothing may follow on this stream."""
@@ -188,7 +188,8 @@ class Stream:
             self.complete = self._ended and not self._out
             framing.send_data(self.number, data, end_stream=self.complete)
             sent += size
-            self._connection.count_unsent(size)
+            self._connection.writer.count(size)
+            self._connection.earn()
         if self._ended and not self._out and not self.complete:
             self.complete = True
             framing.end_stream(self.number)

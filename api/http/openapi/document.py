@@ -22,6 +22,7 @@ REFERENCE = "#/components/schemas/{name}"
 HEADERS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "x-request-id": ("an id of the client's own, which comes back", {"type": "string", "maxLength": 128}),
     "x-tripower-deadline-ms": ("milliseconds after which the answer is not wanted any more", {"type": "integer", "minimum": 1}),
+    "x-tripower-priority": ("among the caller's own requests, higher first", {"type": "integer", "minimum": -100, "maximum": 100}),
     "x-tripower-strict": ("1 refuses fields that nobody knows", {"type": "string", "enum": ["0", "1"]}),
 }
 _PARAMETER = re.compile(r"\{(\w+)\}")

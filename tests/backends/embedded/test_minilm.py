@@ -81,8 +81,8 @@ def cosines(one: NDArray[np.float32], two: NDArray[np.float32]) -> NDArray[np.fl
     return np.asarray(np.sum(a * b, axis=1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1))
 
 
-def test_ids_and_vectors_are_those_of_transformers(minilm: LoadedEncoder, reference: tuple[Any, Any]) -> None:
-    """Texts of public report llama.cpp #5496 (marks over letters, composed and decomposed) are among them."""
+def test_ids_and_vectors_are_those_of_transformers(minilm: LoadedEncoder, reference: tuple[Any, Any]) -> None:  # BB-011
+    """Marks over letters, composed and decomposed, are among them."""
     tokenizer, model = reference
     rows = rows_of(minilm, TEXTS)
     expected = []
@@ -97,7 +97,7 @@ def test_ids_and_vectors_are_those_of_transformers(minilm: LoadedEncoder, refere
     assert cosines(found, np.stack(expected)).min() >= 0.9999
 
 
-def test_a_mark_is_the_same_composed_and_decomposed(minilm: LoadedEncoder) -> None:
+def test_a_mark_is_the_same_composed_and_decomposed(minilm: LoadedEncoder) -> None:  # BB-011
     rows = rows_of(minilm, ["T\u014dky\u014d", "To\u0304kyo\u0304", "l\u01dc", "lu\u0308\u0300"])
     assert rows[0] == rows[1]
     assert rows[2] == rows[3]

@@ -47,7 +47,8 @@ def rows_of_all_kinds(vocabulary: int) -> Logits:
     x[4] = np.arange(vocabulary) * 0.01
     x[5, random.random(vocabulary) < 0.9] = -np.inf
     x[5, vocabulary // 2] = 40.0
-    return x.astype(np.float32)
+    logits: Logits = x.astype(np.float32)
+    return logits
 
 
 @pytest.mark.parametrize("vocabulary", [1, 3, 16, 17, 96, 255, 1_003, 49_152])

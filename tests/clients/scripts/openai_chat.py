@@ -55,7 +55,7 @@ def parsed() -> Any:
 
 def forced_tool() -> Any:
     """A call that is asked for, its answer sent back, and what the model says to that."""
-    options: Any = {"tools": [WEATHER], **GREEDY}
+    options: Any = {"tools": [WEATHER], "parallel_tool_calls": False, **GREEDY}
     asked: Any = [{"role": "user", "content": "What is the weather in Oslo?"}]
     first = client.chat.completions.create(messages=asked, max_tokens=60, tool_choice="required", **options)
     message = first.choices[0].message
@@ -94,7 +94,7 @@ def automatic_tool() -> Any:
 
 def streamed_tool() -> Any:
     asked: Any = [{"role": "user", "content": "What is the weather in Oslo?"}]
-    options: Any = {"tools": [WEATHER], "tool_choice": "required", "max_tokens": 60, **GREEDY}
+    options: Any = {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 60, **GREEDY}
     with client.chat.completions.stream(messages=asked, **options) as events:
         kinds = sorted({event.type for event in events})
         [call] = events.get_final_completion().choices[0].message.tool_calls

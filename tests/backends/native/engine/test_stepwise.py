@@ -37,7 +37,7 @@ def engine(tiny_model: Any) -> Iterator[NativeEngine]:
     made.close()
 
 
-def run(engine: NativeEngine, *members: Member, slots: list[dict[str, Any]] | None = None, **limits: int) -> StepTable:
+def run(engine: NativeEngine, *members: Member, slots: list[dict[str, Any]] | None = None, **limits: Any) -> StepTable:
     """One job over all members, to its end."""
     for sequence in range(len(members)):
         engine.open_sequence(sequence)
@@ -71,7 +71,7 @@ MEMBERS = st.builds(
     limits=st.sampled_from([{}, {"rows_max": 9}, {"rows_max": 20, "mixed_rows": 3}, {"rows_max": 4}]),
 )
 def test_everybody_answers_as_alone_and_as_python_says(
-    engine: NativeEngine, members: list[Member], limits: dict[str, int]
+    engine: NativeEngine, members: list[Member], limits: dict[str, Any]
 ) -> None:
     table = run(engine, *members, **limits)
     found = answers_of(table)
