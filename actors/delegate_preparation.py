@@ -52,6 +52,8 @@ def refuse_rows_only(request: GenerationRequest, backend: str) -> None:
         "return_progress": request.progress,
         "messages": any(message.tool_calls or message.reasoning for message in request.messages or ()),
     }
+    if request.prompt_cache_key is not None:
+        raise unsupported_key(backend)
     for param, wanted in asked.items():
         if wanted:
             what = "tool calls and reasoning in messages" if param == "messages" else param
@@ -60,6 +62,15 @@ def refuse_rows_only(request: GenerationRequest, backend: str) -> None:
                 code="unsupported_by_engine",
                 param=param,
             )
+
+
+def unsupported_key(backend: str) -> InvalidRequest:
+    """The refusal of a key where prompts are not kept apart by keys."""
+    return InvalidRequest(
+        f"the engine {backend} keeps no prompts by prompt_cache_key: leave it out, or ask a model on picolm",
+        code="prompt_cache_unsupported",
+        param="prompt_cache_key",
+    )
 
 
 def _without_developers(messages: tuple[ChatMessage, ...] | None) -> tuple[ChatMessage, ...] | None:

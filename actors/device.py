@@ -63,6 +63,10 @@ class RunSteps(Message, frozen=True):
     keeping: tuple[int, ...]
     """All sequences that are still wanted: the engine closes every other one first, whoever left it behind."""
     opening: tuple[int, ...]
+    retaining: tuple[tuple[int, int], ...] = ()
+    """Sequences, and how many of their positions: nobody continues them any more, but they may be forked."""
+    forking: tuple[tuple[int, int, int], ...] = ()
+    """Source, sequence and length: made before the first step, anew if they are there. Sources that are not kept are closed then."""
 
 
 class StepsCommitted(Message, frozen=True):
@@ -302,7 +306,7 @@ class DeviceActor(Actor[Command]):
         table.set_signal_fd(self._port.signal_fd)
         self._submit(
             f"steps {message.name}",
-            partial(_steps, order.engine, table, message.keeping, message.opening),
+            partial(_steps, order.engine, table, message),
             done,
             on_progress=progress,
             request_stop=table.request_stop,
@@ -349,10 +353,19 @@ def _close_engine(engine: StepEngine | EncoderEngine) -> Generator[None, None, N
     yield
 
 
-def _steps(engine: StepEngine, table: StepTable, keeping: Sequence[int], opening: Sequence[int]) -> Generator[None, None, None]:
+def _steps(engine: StepEngine, table: StepTable, message: RunSteps) -> Generator[None, None, None]:
+    keeping = set(message.keeping)
+    sources = {source for source, _, _ in message.forking} - keeping
     for sequence in engine.sequences():
-        if sequence not in keeping:
+        if sequence not in keeping and sequence not in sources:
             engine.close_sequence(sequence)
-    for sequence in opening:
+    for sequence, length in message.retaining:
+        engine.retain(sequence, length)
+    for source, sequence, length in message.forking:
+        engine.close_sequence(sequence)
+        engine.fork(source, sequence, length)
+    for source in sources:
+        engine.close_sequence(source)
+    for sequence in message.opening:
         engine.open_sequence(sequence)
     yield from engine.run(table)

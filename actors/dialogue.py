@@ -78,6 +78,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """The same at each token of the prompt."""
     format: OutputFormat | None = None
     """What the answer has to look like."""
+    format_param: str = "response_format"
+    """The field that said so, for errors."""
     chat: ChatOptions = ChatOptions()
     """Tools and template variables of a conversation."""
     tool_choice: ToolChoice = ToolChoice()
@@ -88,6 +90,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Whatever whoever asks calls it; told with the seat that it has, and nothing else."""
     traceparent: str = ""
     """The trace that the work belongs to, in W3C's form; a remote engine is told."""
+    prompt_cache_key: str | None = None
+    """States of its prompt are shared only with the same caller's requests of the same key. None is a key of its own."""
+    cache_prompt: bool = True
+    """Whether states of earlier prompts may be reused, and its own kept: neither changes the answer."""
     priority: int = 0
     """Among the requests of one caller, and never so that another one waits for ever: higher goes first, -100 to 100."""
 
@@ -146,6 +152,8 @@ class Usage(msgspec.Struct, frozen=True):
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
+    """Tokens of the prompt whose state was there already."""
 
 
 class Timings(msgspec.Struct, frozen=True):

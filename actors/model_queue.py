@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, assert_never
 
 import msgspec
@@ -20,6 +21,7 @@ import trio
 
 from tripower.actors.device import RunSteps, StepOrder, StepsCommitted, StepsDone
 from tripower.actors.dialogue import Failed, GenerationFinished, Timings, TokenChunk, Usage
+from tripower.actors.prefix_reuse import PrefixReuse
 from tripower.actors.queue_books import QueueBooks
 from tripower.actors.queued_generation import QueuedGeneration, check_generate
 from tripower.actors.queueing import (
@@ -27,6 +29,7 @@ from tripower.actors.queueing import (
     CloseStates,
     DrainQueue,
     Enqueued,
+    ExpireStates,
     Generate,
     Leave,
     QueueLimits,
@@ -38,7 +41,7 @@ from tripower.backends.text.stream import TextStream
 from tripower.runtime.admission import Gate
 from tripower.runtime.batching import NO_REPORTS, Batch, Member
 from tripower.runtime.engine import LoadedModel, StepTable
-from tripower.runtime.engine.step_table import INVALID_LOGITS
+from tripower.runtime.engine.step_table import INVALID_LOGITS, NO_DRAFTS, NO_RUNS
 from tripower.runtime.kernel import (
     Actor,
     ActorGone,
@@ -56,7 +59,7 @@ CLOSE_AFTER_SECONDS = 0.2
 """States of members that left are closed with the next job; this much later where no job follows, so that short requests one after
 the other cost one job each."""
 
-Command = Generate | Leave | StepsCommitted | StepsDone | DrainQueue | CloseStates | SettleQueue
+Command = Generate | Leave | StepsCommitted | StepsDone | DrainQueue | CloseStates | ExpireStates | SettleQueue
 
 
 class ModelQueueActor(Actor[Command]):
@@ -80,12 +83,13 @@ class ModelQueueActor(Actor[Command]):
         self._tickets = itertools.count() if tickets is None else tickets
         self._books = QueueBooks(model, limits.members_max, self.gate, tickets=self._tickets)
         self._batch: Batch[QueuedGeneration] = Batch(limits.members_max, sequences=sequences)
+        self._reuse = PrefixReuse(self._engine.info, limits.prefix)
         self._table = self._new_table()
         self._job = -1
         self._live: dict[int, QueuedGeneration] = {}
         self._seen_steps = 0
         self._failures = 0
-        self._closing = False
+        self._closing = self._expiring = False
 
     def _new_table(self) -> StepTable:
         """For the next job. After a job that went wrong, so that one that outlives our interest never meets its successor."""
@@ -122,6 +126,8 @@ class ModelQueueActor(Actor[Command]):
                 return self._books.settle(self.envelope, self._live)
             case CloseStates():
                 return self._close_states()
+            case ExpireStates():
+                return self._expire_states()
         assert_never(message)
 
     @property
@@ -155,7 +161,9 @@ class ModelQueueActor(Actor[Command]):
         for displaced, error in self._books.take_displaced():
             self._fail(self._live[displaced], error)
         text = TextStream(self._text, message.stop, visible=message.visible)
-        generation = QueuedGeneration(ticket, message, parts.outlet, text, self.envelope.deadline, now, constraint)
+        generation = QueuedGeneration(
+            ticket, message, parts.outlet, text, self.envelope.deadline, now, constraint, drafter=parts.drafter
+        )
         self._live[ticket] = generation
         if seated:
             self._seat(generation, now)
@@ -174,7 +182,9 @@ class ModelQueueActor(Actor[Command]):
             constraint=generation.constraint,
             logprobs=request.logprobs,
             prompt_logprobs=request.prompt_logprobs,
+            drafter=generation.drafter,
         )
+        self._reuse.begin(self._batch, generation.member, now)
 
     def _leave(self, message: Leave) -> None:
         generation = self._live.pop(message.ticket, None)
@@ -191,6 +201,7 @@ class ModelQueueActor(Actor[Command]):
         member = generation.member
         if member is not None:
             self._batch.leave(member, failed=failed)
+            self._end_state(member, failed=failed)
         self.gate.leave(generation.ticket, expired=expired, served=None if member is None else tokens_served(member))
 
     def _fail(self, generation: QueuedGeneration, error: TripowerError) -> None:
@@ -232,9 +243,14 @@ class ModelQueueActor(Actor[Command]):
         def dropped() -> None:
             me.control(StepsDone(job, 0, "actor_gone", "the device restarted before it ran the step"))
 
-        message = RunSteps(self._model, job, tuple(keeping), tuple(opening))
+        forking = self._batch.forking
+        kept, retaining = self._reuse.prepare(
+            self._batch.members, steps=self._limits.steps_per_job, sources=[source for source, _, _ in forking]
+        )
+        message = RunSteps(self._model, job, (*keeping, *kept), tuple(opening), retaining, forking)
         if not self._device.control(message, live=StepOrder(self._engine, self._table, me), on_dropped=dropped):
             self._batch.end_job(aborted=True)
+            self._reuse.forget(self._batch)
             self._table = self._new_table()
             self._job = -1
             for generation in list(self._live.values()):
@@ -261,8 +277,10 @@ class ModelQueueActor(Actor[Command]):
         slots = table.slots
         for step in range(self._seen_steps, steps):
             evaluated, drawn = table.evaluated[step, :slots].tolist(), table.drawn[step, :slots].tolist()
-            for member, token in self._batch.commit(evaluated, drawn, table.reports.get(step, NO_REPORTS)):
-                self._take_token(member, token, now)
+            told = table.reports.get(step, NO_REPORTS), table.runs.get(step, NO_RUNS), table.proposed.get(step, NO_DRAFTS)
+            for member, token in self._batch.commit(evaluated, drawn, *told):
+                if not (member.finished or member.leaving):  # its answer may have ended within the step
+                    self._take_token(member, token, now)
         if steps > self._seen_steps:
             self._failures = 0
         self._seen_steps = steps
@@ -270,6 +288,7 @@ class ModelQueueActor(Actor[Command]):
             generation = member.owner
             generation.tell_prompt(now)
             if member.max_tokens == 0 and member.evaluated == len(member.prompt):
+                self._reuse.count(member)
                 self._finish(generation, "length", now)
         if self._expire_members(now):
             self._table.request_stop()
@@ -282,29 +301,34 @@ class ModelQueueActor(Actor[Command]):
             what = "logits that are not finite" if member.constraint is None else "no token that the answer's format allows"
             self._fail(generation, DeviceFailed(f"the model gave {what}", code="invalid_logits"))
             return
+        told = member.take_told()
+        generation.taken += 1
         if not generation.first_token_at:
             generation.first_token_at = now
+            self._reuse.count(member)
             generation.tell_prompt(now)
         if token in member.ends:
             self._finish(generation, "stop", now, token if token in generation.request.stop_token_ids else None)
             return
         text = generation.text.push(token)
-        generation.say(TokenChunk(token, text, member.told))
+        generation.say(TokenChunk(token, text, told))
         if generation.text.stopped:
             self._finish(generation, "stop", now, generation.text.matched)
             self._table.request_stop()  # the lane does not know, and would go on
-        elif len(member.output) >= member.max_tokens:
+        elif generation.taken >= member.max_tokens:
             self._finish(generation, "length", now)
 
     def _finish(self, generation: QueuedGeneration, reason: str, now: float, stopped_by: str | int | None = None) -> None:
         member = generation.member
         assert member is not None
+        member.cut(generation.taken)
         del self._live[generation.ticket]
         self._batch.finish(member)
+        self._end_state(member)
         self.gate.leave(generation.ticket, served=tokens_served(member))
         first = generation.first_token_at or now
         timings = Timings(generation.seated_at - generation.arrived_at, first - generation.seated_at, now - first)
-        usage = Usage(len(member.prompt), len(member.output))
+        usage = Usage(len(member.prompt), len(member.output), member.reused)
         self._books.count_completed(
             now - generation.seated_at, prompt_tokens=usage.prompt_tokens, generated_tokens=usage.completion_tokens
         )
@@ -318,6 +342,7 @@ class ModelQueueActor(Actor[Command]):
         if message.error:
             self._failures += bool(self._table.slots)  # a job that only closes is nobody's try
             self._table = self._new_table()
+            self._reuse.forget(self._batch)
             log.warning("a step of %s failed: %s", self._model, message.error)
             if self._failures > RETRIES_MAX:
                 self._failures = 0
@@ -339,6 +364,29 @@ class ModelQueueActor(Actor[Command]):
         if not self._batch.running and not self._batch.members and self._batch.stale:
             self._start_job()
 
+    def _end_state(self, member: Member[QueuedGeneration], *, failed: bool = False) -> None:
+        """Keep what a member has evaluated for whoever asks again, as far as that is wanted and fits."""
+        self._reuse.end(member, trio.current_time(), failed=failed)
+        self._expire_later()
+
+    def _expire_later(self) -> None:
+        due = self._reuse.expires_at
+        if not self._expiring and due is not None:
+            self._expiring = True
+            self.start_soon(partial(self._wait_and_expire, due), name="expire states")
+
+    async def _wait_and_expire(self, due: float) -> None:
+        await trio.sleep_until(due)
+        self.ref.control(ExpireStates())
+
+    def _expire_states(self) -> None:
+        self._expiring = False
+        if self._reuse.expire(trio.current_time()):
+            self._batch.stale = True
+            if not self._batch.running and not self._batch.members:
+                self._close_states_later()
+        self._expire_later()
+
     def _fail_members(self, error: TripowerError) -> None:
         """Fail everybody in the batch; those who wait keep waiting."""
         for member in self._batch.members:
@@ -352,7 +400,12 @@ class ModelQueueActor(Actor[Command]):
         batch = self._batch
         statistics = self._books.statistics(live=len(self._live), step_running=batch.running, batch=batch.statistics())
         positions_max = self._limits.members_max * self._engine.info.context_max
-        return msgspec.structs.replace(statistics, positions_max=positions_max, seats=tuple(map(seat_statistics, batch.members)))
+        return msgspec.structs.replace(
+            statistics,
+            positions_max=positions_max,
+            seats=tuple(map(seat_statistics, batch.members)),
+            prefix=self._reuse.statistics(),
+        )
 
 
 def seat_statistics(member: Member[QueuedGeneration]) -> SeatStatistics:
@@ -372,4 +425,4 @@ def seat_statistics(member: Member[QueuedGeneration]) -> SeatStatistics:
 
 def tokens_served(member: Member[Any]) -> int:
     """What a member has really had, for its account with the gate."""
-    return min(member.evaluated, len(member.prompt)) + len(member.output)
+    return min(member.evaluated, len(member.prompt)) - member.reused + len(member.output)

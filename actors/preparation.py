@@ -14,7 +14,7 @@ import msgspec
 import trio
 
 from tripower.actors.constraining import new_constraint
-from tripower.actors.delegate_preparation import PLAIN_PROMPT_TOKENS, delegate_question
+from tripower.actors.delegate_preparation import PLAIN_PROMPT_TOKENS, delegate_question, unsupported_key
 from tripower.actors.delegate_queue import OUTLET_ROOM, GenerateText
 from tripower.actors.dialogue import GenerationRequest, SamplingChoices
 from tripower.actors.models import ReadyModel
@@ -36,6 +36,7 @@ from tripower.runtime.engine.contract import ROW_ABILITIES
 from tripower.runtime.engine.encoder import LoadedEncoder
 from tripower.runtime.engine.logprobs import NO_LOGPROBS
 from tripower.runtime.kernel import InvalidRequest
+from tripower.runtime.prefix_cache import namespace_of
 
 INLINE_CHARACTERS = 16_384
 """Longer text is rendered and tokenised in a worker thread, so that it does not hold up the loop."""
@@ -86,7 +87,9 @@ async def prepare_choice(prepared: Prepared, request: GenerationRequest) -> Prep
     if isinstance(message, GenerateText):
         return prepared
     sampling = msgspec.structs.replace(message.sampling, choice=request.choice)
-    constraint = await new_constraint(prepared.plan.format, prepared.text, prepared.vocabulary_size)
+    constraint = await new_constraint(
+        prepared.plan.format, prepared.text, prepared.vocabulary_size, request.format_param
+    )
     return attrs.evolve(prepared, message=msgspec.structs.replace(message, sampling=sampling), constraint=constraint)
 
 
@@ -109,6 +112,7 @@ async def prepare_rows(loaded: LoadedModel, request: GenerationRequest) -> Prepa
         )
     if info.unsupported:
         refuse_unsupported(request, plan, info)
+    namespace = prefix_namespace(request, info)
     return Prepared(
         message=Generate(
             prompt,
@@ -124,14 +128,31 @@ async def prepare_rows(loaded: LoadedModel, request: GenerationRequest) -> Prepa
             request.caller,
             request.priority,
             request.request_id,
+            namespace,
         ),
         room=outlet_room(max_tokens),
         seed=sampling.seed,
         prompt=prompt,
         plan=plan,
         text=text,
-        constraint=await new_constraint(plan.format, text, info.vocabulary_size) if plan.format is not None else None,
+        constraint=None
+        if plan.format is None
+        else await new_constraint(plan.format, text, info.vocabulary_size, request.format_param),
         vocabulary_size=info.vocabulary_size,
+    )
+
+
+def prefix_namespace(request: GenerationRequest, info: EngineInfo) -> str:
+    """Whose states this request may reuse; empty for none. Raises `InvalidRequest` for a key that the engine cannot honour."""
+    if not info.page_positions:
+        if request.prompt_cache_key is not None:
+            raise unsupported_key(info.backend)
+        return ""
+    if not request.cache_prompt:
+        return ""
+    endpoint = "completion" if request.messages is None else "chat"
+    return namespace_of(
+        identity=request.caller.identity, endpoint=endpoint, model=request.model, key=request.prompt_cache_key
     )
 
 
@@ -152,7 +173,7 @@ def refuse_unsupported(request: GenerationRequest, plan: AnswerPlan, info: Engin
     }
     for ability in ROW_ABILITIES:
         if asked[ability] and ability in info.unsupported:
-            param = ("response_format" if request.format is not None else "tools") if ability == "format" else ability
+            param = (request.format_param if request.format is not None else "tools") if ability == "format" else ability
             raise InvalidRequest(
                 f"the engine {info.backend} does not honour {param} here: leave it out, or ask a model on picolm",
                 code="unsupported_by_engine",
@@ -205,7 +226,7 @@ def _check_length(request: GenerationRequest, info: EngineInfo, text: TextLayer)
     size = sum(len(each) for param, each in texts_of(request) if param != "stop")
     if size > info.context_max * text.piece_characters_max:
         raise InvalidRequest(
-            f"{size} characters do not fit a context of {info.context_max} tokens",
+            f"this model's maximum context length is {info.context_max} tokens; {size} characters cannot fit",
             code="context_length_exceeded",
             param="prompt" if request.messages is None else "messages",
         )
@@ -236,7 +257,8 @@ def choose_max_tokens(request: GenerationRequest, prompt_tokens: int, context: i
         wanted = request.max_tokens
         more, cure = (f" and {wanted} more were asked for", " or lower max_tokens") if wanted else ("", "")
         raise InvalidRequest(
-            f"this model's context is {context} tokens; the prompt has {prompt_tokens}{more}. Shorten the prompt{cure}.",
+            # The first words are OpenAI's: gateways and agents know by them that the conversation must be shortened.
+            f"this model's maximum context length is {context} tokens; the prompt has {prompt_tokens}{more}. Shorten the prompt{cure}.",
             code="context_length_exceeded",
             param="messages" if request.messages is not None else "prompt",
         )

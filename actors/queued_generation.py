@@ -10,6 +10,7 @@ from tripower.backends.text.stream import TextStream
 from tripower.runtime.batching import Member
 from tripower.runtime.engine import Constraint, EngineInfo
 from tripower.runtime.engine.contract import ROW_ABILITIES
+from tripower.runtime.engine.drafting import Drafter
 from tripower.runtime.engine.logprobs import NO_LOGPROBS, TOP_LOGPROBS_MAX
 from tripower.runtime.kernel import InvalidRequest, Outlet
 
@@ -27,7 +28,8 @@ def check_generate(message: Generate, info: EngineInfo, *, constrained: bool) ->
         raise InvalidRequest("a stop string is empty", param="stop")
     if len(message.prompt) + max(message.max_tokens, 1) > info.context_max + 1:
         raise InvalidRequest(
-            f"{len(message.prompt)} prompt tokens and {message.max_tokens} new ones do not fit a context of {info.context_max}",
+            f"this model's maximum context length is {info.context_max} tokens; "
+            f"{len(message.prompt)} of the prompt and {message.max_tokens} new ones do not fit",
             code="context_length_exceeded",
         )
     for token in message.stop_token_ids:
@@ -64,12 +66,17 @@ class QueuedGeneration:
     deadline: float
     arrived_at: float
     constraint: Constraint | None = None
+    drafter: Drafter | None = None
+    taken: int = 0
+    """Tokens of the answer, so far."""
     seated_at: float = 0.0
     first_token_at: float = 0.0
     begun: bool = False
     """Whether the stream's beginning has been said: with the first step's news, so that it costs no wake-up of its own."""
     parts_told: int = 0
     """Of `PROGRESS_PARTS`."""
+    missed: str = ""
+    """Why nothing of the prompt was there already."""
     scored: bool = False
     """Whether the prompt's log probabilities have been said."""
     member: Member[QueuedGeneration] | None = None
@@ -92,7 +99,7 @@ class QueuedGeneration:
         parts = PROGRESS_PARTS * processed // total
         if request.progress and parts > self.parts_told:
             self.parts_told = parts
-            self.say(PromptProgress(total, 0, processed, now - self.seated_at))
+            self.say(PromptProgress(total, member.reused, processed, now - self.seated_at))
         if processed == total and not self.scored and request.prompt_logprobs != NO_LOGPROBS:
             self.scored = True
             self.say(PromptScored(tuple(member.prompt_told)))

@@ -10,8 +10,10 @@ import msgspec
 from tripower.runtime.admission import ANYBODY, Caller, GateStatistics
 from tripower.runtime.batching import BatchStatistics
 from tripower.runtime.engine import Constraint, SamplingParameters
+from tripower.runtime.engine.drafting import Drafter
 from tripower.runtime.engine.logprobs import NO_LOGPROBS
 from tripower.runtime.kernel import Ask, Message, Outlet, Unavailable
+from tripower.runtime.prefix_cache import PrefixSettings, PrefixStatistics
 
 
 class Generate(Ask["Enqueued"], frozen=True):
@@ -31,6 +33,8 @@ class Generate(Ask["Enqueued"], frozen=True):
     caller: Caller = ANYBODY
     priority: int = 0
     request_id: str = ""
+    namespace: str = ""
+    """Of states that may be reused, see `runtime.prefix_cache`; empty: none are, and none is kept."""
 
 
 @attrs.frozen
@@ -40,6 +44,8 @@ class AnswerParts:
     outlet: Outlet[Any]
     """Of `outlet_room(max_tokens)` items of `GenerationEvent`."""
     constraint: Constraint | None = None
+    drafter: Drafter | None = None
+    """What guesses its tokens, where anything does."""
 
 
 class Enqueued(Message, frozen=True):
@@ -80,6 +86,10 @@ class CloseStates(Message, frozen=True):
     """From the queue to itself: the batch has been empty for a moment, so free what the device still holds of it."""
 
 
+class ExpireStates(Message, frozen=True):
+    """From the queue to itself: some state that is kept for reuse has been idle for too long."""
+
+
 def outlet_room(max_tokens: int) -> int:
     """Events that one generation can have at most: the start, the prompt's figures, a chunk for each token, the end."""
     return max_tokens + 2 + PROMPT_EVENTS_MAX
@@ -99,6 +109,8 @@ class QueueLimits:
     steps_per_job: int
     rows_max: int
     mixed_rows: int = 0
+    prefix: PrefixSettings | None = None
+    """What is kept of prompts for whoever asks again; None: nothing."""
 
 
 class SeatStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,6 +147,8 @@ class QueueStatistics(msgspec.Struct, frozen=True):
     """When the last request came to an end, on Trio's clock; 0 when none has."""
     positions_max: int = 0
     """Positions that all seats together may have; 0 where only the engine knows."""
+    prefix: PrefixStatistics | None = None
+    """Where states are reused."""
     seats: tuple[SeatStatistics, ...] = ()
     """The seats that are taken, the longest taken first, where a queue shows them: not of engines that run requests by themselves."""
 

@@ -11,6 +11,7 @@ from tripower.actors.dialogue import GenerationRequest, SamplingChoices
 from tripower.runtime.engine import ChatMessage, ChatOptions, ToolChoice
 from tripower.runtime.engine.logprobs import TOP_LOGPROBS_MAX
 from tripower.runtime.kernel import InvalidRequest
+from tripower.runtime.prefix_cache import check_key
 
 PRIORITY_MAX = 100
 STOP_TOKENS_MAX = 256
@@ -23,6 +24,8 @@ def check_request(request: GenerationRequest) -> None:
     """Raise `InvalidRequest`, naming the field. Synchronous; cheap for a plain request."""
     if (request.messages is None) == (request.prompt is None):
         raise InvalidRequest("give either messages or a prompt", param="messages")
+    if request.prompt_cache_key is not None:
+        check_key(request.prompt_cache_key)
     _check_lengths(request)
     _check_range("priority", request.priority, -PRIORITY_MAX, PRIORITY_MAX)
     if request.logprobs is not None:

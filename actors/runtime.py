@@ -47,6 +47,7 @@ from tripower.runtime.kernel import (
     open_actor_system,
     open_port,
 )
+from tripower.runtime.prefix_cache import PrefixSettings
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -180,12 +181,23 @@ async def open_actors(plan: RuntimePlan) -> AsyncIterator[Runtime]:
 
 
 def toy_plan(
-    *, members_max: int = 16, waiting_max: int = 64, steps_per_job: int = 256, source: str = "toy", **changes: Any
+    *,
+    members_max: int = 16,
+    waiting_max: int = 64,
+    steps_per_job: int = 256,
+    source: str = "toy",
+    prefix: PrefixSettings | None = None,
+    **changes: Any,
 ) -> RuntimePlan:
-    """A plan with the toy as its only model, called `toy`: for tests and for benches of everything but the engine."""
+    """A plan with the toy as its only model, called `toy`: for tests and for benches of everything but the engine.
+
+    Nothing is kept of prompts, unless `prefix` says how much.
+    """
     from tripower.backends.toy import ToyBackend
 
-    queue = QueueLimits(members_max=members_max, waiting_max=waiting_max, steps_per_job=steps_per_job, rows_max=256)
+    queue = QueueLimits(
+        members_max=members_max, waiting_max=waiting_max, steps_per_job=steps_per_job, rows_max=256, prefix=prefix
+    )
     plan = RuntimePlan(
         backends={"toy": ToyBackend()},
         sources=(ModelSource(name="toy", source=source, backend="toy"),),

@@ -39,11 +39,12 @@ from tripower.api.pull.resolve import stored_path
 from tripower.api.pull.sources import looks_like_source, split_name
 from tripower.backends.model_file import is_complete_checkpoint
 from tripower.runtime.configuration import Configuration
-from tripower.runtime.configuration.settings import EngineSettings
+from tripower.runtime.configuration.settings import EngineSettings, SchedulerSettings
 from tripower.runtime.engine import Backend, DelegateBackend, LoadedModel, LoadSpecification, Progress
 from tripower.runtime.engine.encoder import LoadedEncoder
 from tripower.runtime.host import Defaults, HostLimits, ModelNeeds, choose_defaults, read_host_limits
 from tripower.runtime.kernel.errors import InvalidConfiguration, InvalidRequest
+from tripower.runtime.prefix_cache import PrefixSettings
 from tripower.runtime.store import Store, checked_name
 
 DEFAULT_ENGINE = EngineSettings()
@@ -218,6 +219,7 @@ def make_plan(
                 steps_per_job=configuration.scheduler.steps_per_job,
                 rows_max=max(each.prefill_rows.value for each in chosen),
                 mixed_rows=max(each.mixed_rows.value for each in chosen),
+                prefix=prefix_settings(configuration.scheduler),
             ),
             residency=Residency(
                 keep_alive_seconds=configuration.engine.keep_alive_s or math.inf, models_max=configuration.engine.models_max
@@ -226,6 +228,15 @@ def make_plan(
         find_model=find_model,
         device=lane_name(configuration, files),
         stall_seconds=configuration.engine.stall_s,
+    )
+
+
+def prefix_settings(scheduler: SchedulerSettings) -> PrefixSettings | None:
+    """What is kept of prompts; None where nothing is."""
+    if not scheduler.prefix_cache:
+        return None
+    return PrefixSettings(
+        bytes_max=scheduler.prefix_bytes, entries_max=scheduler.prefix_entries, ttl_seconds=scheduler.prefix_ttl_s
     )
 
 

@@ -29,9 +29,10 @@ CPU_CLOCK_OF_PROCESS = 2
 class Server:
     """A child process that answers HTTP on `port`."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], port: int, log: int) -> None:
         self.process = process
         self.port = port
+        self._log = log
 
     @property
     def pid(self) -> int:
@@ -53,6 +54,10 @@ class Server:
             return sum(int(value.split()[0]) * 1024 for value in fields.values())
         except OSError:
             return int(psutil.Process(self.pid).memory_info().rss)
+
+    def log_bytes(self, offset: int = 0) -> bytes:
+        """What it has written so far into its log, from `offset` on. While it runs only."""
+        return os.pread(self._log, max(0, os.fstat(self._log).st_size - offset), offset)
 
     def resident_bytes(self) -> int:
         return int(psutil.Process(self.pid).memory_info().rss)
@@ -93,7 +98,7 @@ async def running_server(
     port = free_port()
     with tempfile.TemporaryFile() as log:
         process = _start([part.replace("{port}", str(port)) for part in command], log.fileno(), output)
-        server = Server(process, port)
+        server = Server(process, port, log.fileno())
         try:
             with trio.move_on_after(START_SECONDS) as patience:
                 while not await _is_ready(server, ready_path):

@@ -13,12 +13,14 @@ BENCHES = {
     "engine": ("tripower.bench.engine.command", "the engine without HTTP, against what the machine allows"),
     "gpu": ("tripower.bench.gpu", "a CUDA device: is it right, what do graphs bring, how near is the bandwidth limit?"),
     "structured": ("tripower.bench.structured.command", "answers held to a JSON schema: are they valid, what does it cost?"),
+    "overload": ("tripower.bench.overload.command", "ten times the capacity, a noisy key, a crowd of connections"),
     "mix": ("tripower.bench.serving.mix", "streams that run while a long prompt arrives"),
     "soak": ("tripower.bench.serving.soak", "many streams for many minutes: does memory grow, is anything lost?"),
     "disconnect": ("tripower.bench.serving.disconnect", "from a client's close to its seat being free"),
     "simulate": ("tripower.bench.simulate", "the whole runtime on virtual time, under seeded faults"),
     "all": ("tripower.bench.suite", "every bench that the documentation shows, each into its file"),
     "fuzz-gguf": ("tripower.bench.fuzz_gguf", "mutated GGUF files against the reader"),
+    "fuzz-http": ("tripower.bench.fuzz_http.command", "requests of every kind of wrongness against the service"),
 }
 
 

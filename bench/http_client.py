@@ -5,7 +5,8 @@ It shares the machine with the server it measures, so it does little: no redirec
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -26,17 +27,24 @@ class Answer(msgspec.Struct, frozen=True):
     body: bytes
 
 
-def build_request(method: str, path: str, body: bytes = b"", *, host: str = "127.0.0.1") -> bytes:
+def build_request(
+    method: str, path: str, body: bytes = b"", *, host: str = "127.0.0.1", headers: Mapping[str, str] | None = None
+) -> bytes:
     """The bytes of one request, to be sent many times."""
-    head = f"{method} {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+    head = f"{method} {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    more = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
+    return f"{head}{more}\r\n".encode() + body
 
 
 class HttpConnection:
     """One connection, one request at a time. All methods block; they raise `Unavailable` when the server ends in the middle."""
 
-    def __init__(self, port: int, *, host: str = "127.0.0.1") -> None:
+    def __init__(self, port: int, *, host: str = "127.0.0.1", receive_buffer: int = 0) -> None:
+        """`receive_buffer`: bytes that the kernel may keep for a slow reader; 0 leaves it to choose."""
         self._address = (host, port)
+        self._receive_buffer = receive_buffer
+        self.headers: dict[bytes, bytes] = {}
+        """Of the answer that was begun last, names in lower case."""
         self._stream: trio.SocketStream | None = None
         self._buffer = bytearray()
         self._left = 0
@@ -45,9 +53,21 @@ class HttpConnection:
     async def open(self) -> None:
         """Connect. Done by `async with`; who calls it must `close`."""
         try:
-            self._stream = await trio.open_tcp_stream(*self._address)
+            self._stream = await self._connect()
         except OSError as error:
             raise Unavailable(f"nobody listens on port {self._address[1]}: {error}") from error
+
+    async def _connect(self) -> trio.SocketStream:
+        if not self._receive_buffer:
+            return await trio.open_tcp_stream(*self._address)
+        connecting = trio.socket.socket()
+        try:  # the kernel agrees on a window while it connects, so its size has to be known before
+            connecting.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer)
+            await connecting.connect(self._address)
+        except BaseException:
+            connecting.close()
+            raise
+        return trio.SocketStream(connecting)
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -57,6 +77,11 @@ class HttpConnection:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has been opened and not been closed by us."""
+        return self._stream is not None
 
     def close(self) -> None:
         """Close at once, in the middle of anything: a task that reads gets `trio.ClosedResourceError`. Synchronous, idempotent."""
@@ -79,15 +104,15 @@ class HttpConnection:
         except trio.BrokenResourceError as error:
             raise Unavailable("the server closed the connection") from error
         head = await self._read_until(b"\r\n\r\n")
-        lines = head.lower().split(b"\r\n")
-        headers = dict(line.split(b": ", 1) for line in lines[1:] if b": " in line)
-        self._chunked = b"chunked" in headers.get(b"transfer-encoding", b"")
+        first, *lines = head.split(b"\r\n")
+        self.headers = headers = {name.lower(): value for name, _, value in (line.partition(b": ") for line in lines)}
+        self._chunked = b"chunked" in headers.get(b"transfer-encoding", b"").lower()
         self._left = 0 if self._chunked else int(headers.get(b"content-length", 0))
         self._last_read = False
-        return int(lines[0].split(b" ")[1])
+        return int(first.split(b" ")[1])
 
-    async def read_piece(self) -> bytes:
-        """The next piece of the body as it came, b"" at its end."""
+    async def read_piece(self, bytes_max: int = RECEIVE_BYTES) -> bytes:
+        """The next piece of the body as it came, at most `bytes_max` of it, b"" at its end."""
         if self._last_read:
             return b""
         if self._chunked and not self._left:
@@ -98,7 +123,7 @@ class HttpConnection:
             self._last_read = True
             return b""
         if not self._buffer:
-            await self._receive()
+            await self._receive(bytes_max)
         piece = bytes(self._buffer[: self._left])
         del self._buffer[: len(piece)]
         self._left -= len(piece)
@@ -115,9 +140,9 @@ class HttpConnection:
         del self._buffer[: end + len(mark)]
         return found
 
-    async def _receive(self) -> None:
+    async def _receive(self, bytes_max: int = RECEIVE_BYTES) -> None:
         try:
-            data = await self._open_stream().receive_some(RECEIVE_BYTES)
+            data = await self._open_stream().receive_some(bytes_max)
         except trio.BrokenResourceError as error:
             raise Unavailable("the server reset the connection") from error
         if not data:

@@ -45,6 +45,7 @@ RUNS = (
     Run("engine-smollm2-q4_0", ("engine", *SMALL_Q4_0, "--only", "steps", "--only", "memory")),
     Run("engine-gemma3-270m", ("engine", *GEMMA, "--only", "steps", "--only", "memory")),
     Run("mix-smollm2", ("mix", *SMALL)),
+    Run("overload-smollm2", ("overload", *SMALL)),
 )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -33,6 +34,16 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRIPOWER_KERNEL_CACHE", str(folder))
         yield folder
+
+
+@pytest.fixture(autouse=True)
+def logs_as_they_were() -> Iterator[None]:
+    """A command that runs in this process sends our logs elsewhere; the next test finds them where they were."""
+    ours = logging.getLogger("tripower")
+    handlers, propagate, level = list(ours.handlers), ours.propagate, ours.level
+    yield
+    ours.handlers[:], ours.propagate = handlers, propagate
+    ours.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -36,6 +36,17 @@ class Script:
     def accept(self, token: int) -> None:
         self.accepted.append(token)
 
+    def valid_prefix(self, tokens: Sequence[int]) -> int:
+        for place, token in enumerate(tokens):
+            index = len(self.accepted) + place
+            index = min(index, len(self._steps) - 1) if self._repeat else index
+            if index >= len(self._steps) or token not in self._steps[index]:
+                return place
+        return len(tokens)
+
+    def take_back(self, count: int) -> None:
+        del self.accepted[len(self.accepted) - count :]
+
 
 class Broken(Script):
     """Fails whenever it is asked."""

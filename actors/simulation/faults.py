@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tripower.actors.simulation.scenario import Faults
+from tripower.backends.picolm.page_table import PageTable
 from tripower.backends.toy import ToyEngine, ToyText
 from tripower.runtime.engine import LoadedModel, LoadSpecification, Progress, StepRow
 from tripower.runtime.kernel import Actor, LaneJob, ModelRefused
@@ -16,8 +17,47 @@ class InjectedCrash(Exception):
     """A handler was told to fail."""
 
 
-class FaultyEngine(ToyEngine):
-    """A toy whose steps fail before they change anything, as the contract says they must."""
+class PagedToy(ToyEngine):
+    """A toy with the page table of a real engine: it fails where that would lack a page, and tells what it holds."""
+
+    def __init__(self, *, context: int, sequences_max: int, page_positions: int = 16) -> None:
+        pages_max = -(-context // page_positions) * sequences_max
+        super().__init__(context=context, sequences_max=sequences_max, page_positions=page_positions, pages_max=pages_max)
+        self.table = PageTable(pages_max=pages_max, page_positions=page_positions)
+
+    def open_sequence(self, sequence: int) -> None:
+        super().open_sequence(sequence)
+        self.table.open(sequence)
+
+    def close_sequence(self, sequence: int) -> None:
+        super().close_sequence(sequence)
+        self.table.close(sequence)
+
+    def trim(self, sequence: int, length: int) -> None:
+        super().trim(sequence, length)
+        self.table.trim(sequence, length)
+
+    def fork(self, source: int, sequence: int, length: int) -> None:
+        super().fork(source, sequence, length)
+        self.table.close(sequence)
+        self.table.fork(source, sequence, length)
+
+    def step(self, rows: Sequence[StepRow]) -> list[int]:
+        for row in rows:
+            self.table.reserve(row.sequence, len(row.tokens))
+        drawn = super().step(rows)
+        for row in rows:
+            self.table.commit(row.sequence, len(row.tokens))
+        return drawn
+
+    def close(self) -> None:
+        for sequence in self.sequences():
+            self.close_sequence(sequence)
+        super().close()
+
+
+class FaultyEngine(PagedToy):
+    """One whose steps fail before they change anything, as the contract says they must."""
 
     def __init__(self, rng: random.Random, faults: Faults, *, context: int, sequences_max: int) -> None:
         super().__init__(context=context, sequences_max=sequences_max)

@@ -23,13 +23,17 @@ from tripower.actors.models import LoadLimits, ModelSource
 from tripower.actors.queueing import QueueLimits
 from tripower.actors.runtime import Runtime, RuntimePlan, open_actors
 from tripower.actors.simulation.faults import FaultyBackend, Pace, Saboteur
-from tripower.actors.simulation.invariants import check_answer, check_quiet, check_reports
+from tripower.actors.simulation.invariants import check_answer, check_quiet, check_reports, check_reuse
 from tripower.actors.simulation.scenario import NEVER_STEP, Caller, Scenario, draw_scenario
+from tripower.runtime.admission import Caller as Whoever
 from tripower.runtime.kernel import Actor, DeadlineExceeded, InlineLane, Supervision, TripowerError, deadline_after, within
 from tripower.runtime.kernel.determinism import deterministic_schedule
+from tripower.runtime.prefix_cache import PrefixSettings
 
 QUIET_AFTER = 900.0
 """Virtual seconds after which nothing can still be on its way: beyond every slow step, back-off and budget."""
+KEPT_SECONDS = 100.0
+"""What is kept of prompts is dropped then: at the end of a run nothing may be left."""
 AT_ONCE = 0.001
 """Virtual seconds, less than any step: a place is free by then, whatever the device does."""
 ENDS = ("completed", "refused", "cancelled", "expired", "failed")
@@ -80,6 +84,8 @@ class Simulation:
         self.report = Report(scenario.seed, dict.fromkeys(ENDS, 0), [], [])
         self._canceller = _Canceller()
         self._queues: list[ModelQueueActor] = []
+        self._sent: dict[str, list[Caller]] = {}
+        """Who has asked by now, by identity."""
 
     def note(self, text: str) -> None:
         self.report.trace.append(f"{trio.current_time():.6f} {text}")
@@ -98,6 +104,9 @@ class Simulation:
             waiting_max=scenario.waiting_max,
             steps_per_job=scenario.steps_per_job,
             rows_max=scenario.rows_max,
+            prefix=PrefixSettings(entries_max=scenario.kept_entries, ttl_seconds=KEPT_SECONDS)
+            if scenario.kept_entries
+            else None,
         )
         return RuntimePlan(
             backends={"toy": self.backend},
@@ -154,6 +163,7 @@ class Simulation:
     async def _converse(self, runtime: Runtime, caller: Caller) -> str:
         deadline = deadline_after(caller.timeout)
         tokens: list[int] = []
+        self._sent.setdefault(caller.identity, []).append(caller)
         generation = runtime.generate(_request(caller), deadline=deadline)
         try:
             with within(deadline):
@@ -191,7 +201,9 @@ class Simulation:
                     case GenerationFinished():
                         if scored != caller.wants_reports:
                             self.report.violations.append(f"caller {caller.number} was told of its prompt {scored} times")
-                        self.note(f"{caller.number} {event.reason} {event.usage.completion_tokens}")
+                        self.note(f"{caller.number} {event.reason} {event.usage.completion_tokens} {event.usage.cached_tokens}")
+                        others = [each for each in self._sent[caller.identity] if each is not caller]
+                        self.report.violations += check_reuse(caller, event.usage.cached_tokens, others)
                         return "completed"
                     case Failed():
                         self.note(f"{caller.number} {event.code}")
@@ -205,8 +217,8 @@ class Simulation:
         if ended != len(self.scenario.callers):
             self.report.violations.append(f"{len(self.scenario.callers)} callers, {ended} ends")
         for engine in self.backend.engines:
-            if engine.sequences():
-                self.report.violations.append(f"an engine still holds {engine.sequences()}")
+            if engine.sequences() or engine.table.pages_free < engine.table.pages_max:
+                self.report.violations.append(f"an engine still holds {engine.sequences()}, or pages of nobody")
 
 
 def _request(caller: Caller) -> GenerationRequest:
@@ -221,6 +233,7 @@ def _request(caller: Caller) -> GenerationRequest:
         prompt_logprobs=0 if caller.wants_reports else None,
         progress=caller.wants_reports,
         sampling=SamplingChoices(temperature=caller.temperature, seed=caller.seed),
+        caller=Whoever(identity=caller.identity),
     )
 
 

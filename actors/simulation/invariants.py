@@ -55,6 +55,20 @@ def check_reports(caller: Caller, tokens: list[int], event: TokenChunk | PromptS
                 yield f"caller {caller.number} was told of {event.tokens} after {tokens}"
 
 
+def check_reuse(caller: Caller, reused: int, others: Sequence[Caller]) -> Iterator[str]:
+    """Nobody reuses more than `others`, all of the same identity, have sent or may have been answered."""
+    prompt = list(caller.prompt.encode())
+    longest = max((_common(prompt, [*each.prompt.encode(), *expected_tokens(each)]) for each in others), default=0)
+    if reused > longest or (caller.wants_reports and reused):
+        yield f"caller {caller.number} reused {reused} tokens; its identity has sent {longest} of them"
+
+
+def _common(left: Sequence[int], right: Sequence[int]) -> int:
+    return next(
+        (at for at, (one, other) in enumerate(zip(left, right, strict=False)) if one != other), min(len(left), len(right))
+    )
+
+
 def check_quiet(actors: Sequence[ActorStatistics], engines: Sequence[ToyEngine]) -> Iterator[str]:
     """Nobody asks any more: nothing is queued, held or running, and all counters add up."""
     for actor in actors:

@@ -33,6 +33,7 @@ class Caller:
     """Whether it asks for log probabilities and progress."""
     stop_token: int = -1
     min_tokens: int = 0
+    identity: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -60,6 +61,8 @@ class Scenario:
     restarts_max: int
     callers: tuple[Caller, ...]
     faults: Faults
+    kept_entries: int = 0
+    """States of prompts that are kept for reuse; 0: none ever is."""
 
 
 def draw_scenario(seed: int) -> Scenario:
@@ -68,8 +71,13 @@ def draw_scenario(seed: int) -> Scenario:
     count = rng.randint(1, 14)
     spread = rng.choice([0.0, 0.05, 0.5, 3.0])
     callers = tuple(_draw_caller(rng, number, spread) for number in range(count))
+    reuse = random.Random(seed ^ 0xCACE)
+    kept_entries = reuse.choice([0, 1, 3, 20])
+    if kept_entries:
+        callers = tuple(_share_beginnings(reuse, caller) for caller in callers)
     return Scenario(
         seed=seed,
+        kept_entries=kept_entries,
         members_max=rng.randint(1, 4),
         waiting_max=rng.choice([0, 1, 2, 8, 16]),
         steps_per_job=rng.choice([1, 2, 4, 8]),
@@ -105,6 +113,12 @@ def _draw_caller(rng: random.Random, number: int, spread: float) -> Caller:
         stop_token=asked.choice([-1, -1, -1, ord("a"), ord("q")]),
         min_tokens=min(asked.choice([0, 0, 0, 2, 30]), caller.max_tokens),
     )
+
+
+def _share_beginnings(rng: random.Random, caller: Caller) -> Caller:
+    """What makes prompts of several callers begin alike, around the borders of pages too, whoever they are."""
+    beginning = ("what many of them begin with " * 3)[: rng.choice([0, 1, 15, 16, 17, 32, 40, 80])]
+    return attrs.evolve(caller, identity=rng.choice(["", "a", "b"]), prompt=beginning + caller.prompt)
 
 
 def _draw_faults(rng: random.Random) -> Faults:

@@ -42,6 +42,10 @@ class ModelFigures(msgspec.Struct, kw_only=True):
     parameters: int
     size_bytes: int
     completed: int
+    kept_bytes: int = 0
+    """Of prompts that may be reused."""
+    reused_share: float = 0.0
+    """Of the tokens of prompts, those that did not have to be evaluated again."""
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -94,15 +98,22 @@ def read_figures(url: str, health: dict[str, Any], models: dict[str, Any], metri
                 parameters=model.get("meta", {}).get("n_params", 0),
                 size_bytes=model.get("meta", {}).get("size", 0),
                 completed=int(samples.get(("tripower_requests_total", model["id"], "completed"), 0)),
+                kept_bytes=int(samples.get(("tripower_prefix_bytes", model["id"]), 0)),
+                reused_share=_reused_share(samples, model["id"]),
             )
             for model in models["data"]
         ],
     )
 
 
+def _reused_share(samples: dict[tuple[str, ...], float], model: str) -> float:
+    reused, evaluated = (samples.get(("tripower_prefix_tokens_total", model, kind), 0.0) for kind in ("reused", "evaluated"))
+    return reused / (reused + evaluated) if reused else 0.0
+
+
 def shown(figures: Figures) -> str:
     """The table for people."""
-    rows = [("MODEL", "STATE", "CONTEXT", "PARAMETERS", "MEMORY", "ANSWERED")]
+    rows = [("MODEL", "STATE", "CONTEXT", "PARAMETERS", "MEMORY", "KEPT", "REUSED", "ANSWERED")]
     for model in figures.models:
         rows.append(
             (
@@ -111,6 +122,8 @@ def shown(figures: Figures) -> str:
                 str(model.context or "-"),
                 f"{model.parameters / 1e6:.0f} M" if model.parameters else "-",
                 size(model.size_bytes) if model.size_bytes else "-",
+                size(model.kept_bytes) if model.kept_bytes else "-",
+                f"{model.reused_share:.0%}" if model.reused_share else "-",
                 str(model.completed),
             )
         )

@@ -30,12 +30,13 @@ def hangups(settings: AuthSettings, certificates: Certificates | None = None) ->
 
 
 async def reload_at_hangups(
-    api: Ref[Any], signals: AsyncIterator[int] | None, certificates: Certificates | None = None
+    api: Ref[Any], signals: AsyncIterator[int] | None, certificates: Certificates | None = None, *, with_keys: bool = True
 ) -> None:
     """Read what can be read again at each. Never returns; what cannot be used is told, and the old stays in force."""
     if signals is not None:
         async for _ in signals:
-            note(await reload_keys(api))
+            if with_keys:
+                note(await reload_keys(api))
             if certificates is not None:
                 note(reload_certificates(certificates))
     await trio.sleep_forever()

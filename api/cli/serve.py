@@ -112,7 +112,9 @@ async def serve_plan(
                 with shutdown.until_asked():
                     ready = await load_all(runtime, configuration, plan, quiet=quiet)
                     say(banner(configuration, bound.url, plan, ready), sys.stdout)
-                    await reload_at_hangups(api, signals, bound.certificates)
+                    await reload_at_hangups(
+                        api, signals, bound.certificates, with_keys=bool(configuration.auth.keys_file)
+                    )
             except BaseException:
                 with trio.move_on_after(GRACE_SECONDS, shield=True), suppress(TripowerError):
                     await api.ask(Drain(timeout_seconds=0))

@@ -26,6 +26,7 @@ class CompletionDetails(msgspec.Struct, frozen=True):
     reasoning_tokens: int = 0
 
 
+_NOT_CACHED = PromptDetails()
 _NOT_THOUGHT = CompletionDetails()
 
 
@@ -38,7 +39,7 @@ class UsageOut(msgspec.Struct, frozen=True):
 
 
 class TimingsOut(msgspec.Struct, frozen=True):
-    """llama-server's names: `prompt` is the prefill, `predicted` what came after the first token."""
+    """llama-server's names: `cache_n` was there, `prompt` is the prefill of the rest, `predicted` what came after the first token."""
 
     cache_n: int
     prompt_n: int
@@ -126,15 +127,23 @@ def usage_out(usage: Usage, reasoning_tokens: int = 0) -> UsageOut:
         usage.prompt_tokens,
         usage.completion_tokens,
         usage.prompt_tokens + usage.completion_tokens,
+        PromptDetails(usage.cached_tokens) if usage.cached_tokens else _NOT_CACHED,
         completion_tokens_details=CompletionDetails(reasoning_tokens) if reasoning_tokens else _NOT_THOUGHT,
     )
 
 
 def merged(ends: Sequence[GenerationFinished], n: int) -> GenerationFinished:
-    """One end for the ends of all choices: a prompt counts once for its `n` answers, and the longest took the time of all."""
+    """One end for the ends of all choices: a prompt counts once for its `n` answers, and the longest took the time of all.
+
+    Of a prompt, only what every answer found evaluated was there before the request.
+    """
     if len(ends) == 1:
         return ends[0]
-    usage = Usage(sum(end.usage.prompt_tokens for end in ends[::n]), sum(end.usage.completion_tokens for end in ends))
+    usage = Usage(
+        sum(end.usage.prompt_tokens for end in ends[::n]),
+        sum(end.usage.completion_tokens for end in ends),
+        sum(min(end.usage.cached_tokens for end in ends[first : first + n]) for first in range(0, len(ends), n)),
+    )
     timings = Timings(
         max(end.timings.wait_seconds for end in ends),
         max(end.timings.prefill_seconds for end in ends),
@@ -147,10 +156,11 @@ def timings_out(finished: GenerationFinished) -> TimingsOut:
     """Rates are 0 where nothing was measured, never infinite."""
     usage, timings = finished.usage, finished.timings
     predicted = usage.completion_tokens
+    evaluated = usage.prompt_tokens - usage.cached_tokens
     return TimingsOut(
-        0,
-        usage.prompt_tokens,
-        *_rates(usage.prompt_tokens, timings.prefill_seconds),
+        usage.cached_tokens,
+        evaluated,
+        *_rates(evaluated, timings.prefill_seconds),
         predicted,
         *_rates(predicted, timings.decode_seconds),
     )

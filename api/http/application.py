@@ -93,7 +93,7 @@ def routes(service: Service) -> list[Route]:
         Route("/models/load", LoadModel(service), methods=["POST"], name="load_model"),
         Route("/models/unload", UnloadModel(service), methods=["POST"], name="unload_model"),
     ]
-    return [*described, Route(OPENAPI_PATH, OpenApi(described), methods=["GET"], name="openapi")]
+    return [*described, Route(OPENAPI_PATH, OpenApi(described, service.keyring), methods=["GET"], name="openapi")]
 
 
 def token_routes(service: Service, work: TextWork) -> list[Route]:

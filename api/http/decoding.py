@@ -7,6 +7,7 @@ unknown fields from faulty ones, or finding the place of a number or a character
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
@@ -42,17 +43,35 @@ class RequestDecoder(Generic[Request]):
             raise _not_json(body) from error
 
     def _decode_leniently(self, body: bytes, *, strict: bool) -> tuple[Request, tuple[str, ...]]:
-        try:
-            request = self._lenient.decode(body)
-            plain = msgspec.json.decode(body)
-        except msgspec.ValidationError as error:
-            raise named(str(error)) from error
-        except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
-            raise _not_json(body) from error
-        unknown = review(plain, self._honoured)
+        request = _decoded(self._lenient, body)
+        unknown = review(decode_plain(body), self._honoured)
         if strict and unknown:
             raise refuse_unknown(unknown)
         return request, unknown
+
+
+def decode_plain(body: bytes) -> Any:
+    """A body as plain values, fields that nobody knows included. Raises `InvalidRequest`.
+
+    It finds what a decoder for structs lets pass in a field that it skips: a number out of range, half a character.
+    """
+    try:
+        return _decoded(_PLAIN, body)
+    except InvalidRequest as error:
+        raise _out_of_range(body) or error from error.__cause__
+
+
+_PLAIN: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+_Decoded = TypeVar("_Decoded")
+
+
+def _decoded(decoder: msgspec.json.Decoder[_Decoded], body: bytes) -> _Decoded:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise named(str(error)) from error
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise _not_json(body) from error
 
 
 def named(fault: str) -> InvalidRequest:
@@ -65,6 +84,18 @@ def named(fault: str) -> InvalidRequest:
         return InvalidRequest(f"{path} is missing", param=path)
     fault = fault[:1].lower() + fault[1:]
     return InvalidRequest(f"{path}: {fault}" if path else f"the body is not as it should be: {fault}", param=path or None)
+
+
+def _out_of_range(body: bytes) -> InvalidRequest | None:
+    """The refusal of the first number that no float can hold; None where there is none."""
+    try:
+        plain = json.loads(body, parse_int=float) if len(body) <= DIAGNOSED_BYTES_MAX else None
+    except (ValueError, RecursionError):
+        return None
+    for path, value in _leaves(plain):
+        if isinstance(value, float) and math.isinf(value):
+            return InvalidRequest(f"{path}: this number is out of range", param=path)
+    return None
 
 
 class _NotFinite:

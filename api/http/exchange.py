@@ -26,6 +26,7 @@ REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 CLIENT_LEFT = 499
 """The status, for logs and figures only, of a request whose client left before an answer began."""
 MILLISECONDS = re.compile(rb"[0-9]{1,15}")
+YES, NO = (b"1", b"true"), (b"0", b"false")
 
 Header = tuple[bytes, bytes]
 
@@ -149,8 +150,11 @@ class Exchange:
 
     @property
     def strict(self) -> bool:
-        """Whether the client wants to be refused for a field that nobody knows."""
-        return self.headers.get(b"x-tripower-strict", b"").lower() in (b"1", b"true")
+        """Whether the client wants to be refused for a field that nobody knows. Raises `InvalidRequest`."""
+        text = self.headers.get(b"x-tripower-strict", b"").lower()
+        if text not in (b"", *YES, *NO):
+            raise InvalidRequest("x-tripower-strict is 1 or 0", param="x-tripower-strict")
+        return text in YES
 
     # The answer.
 

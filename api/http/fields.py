@@ -32,7 +32,7 @@ _OTHER_SAMPLING = "use temperature, top_k, top_p, min_p and the penalties"
 _PROMPT = "the chat template of the model file is used as it is; a prompt of your own goes to /v1/completions"
 
 WITHOUT_EFFECT = frozenset(
-    {"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier"}
+    {"user", "metadata", "safety_identifier", "prompt_cache_retention", "service_tier"}
 )
 
 UNSUPPORTED: Mapping[str, Unsupported] = {

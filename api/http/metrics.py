@@ -19,6 +19,7 @@ from tripower.actors.device import DeviceStatistics
 from tripower.actors.models import RegistryStatistics
 from tripower.actors.queueing import QueueStatistics
 from tripower.api.http.figures import ApiStatistics, HistogramSnapshot
+from tripower.api.http.prefix_metrics import prefix_metrics
 from tripower.runtime.kernel import ActorStatistics
 
 Details = TypeVar("Details")
@@ -121,6 +122,7 @@ def queue_metrics(queues: Sequence[QueueStatistics]) -> Iterator[Metric]:
     )
     yield from gate_metrics(queues)
     yield from batch_metrics(queues)
+    yield from prefix_metrics(queues)
 
 
 def gate_metrics(queues: Sequence[QueueStatistics]) -> Iterator[Metric]:

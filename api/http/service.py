@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 
 from tripower.actors.runtime import Runtime
+from tripower.api.engines import EMBEDDED
 from tripower.api.http.auth.keyring import Keyring
 from tripower.api.http.exchange import Exchange
 from tripower.api.http.figures import Figures
@@ -31,8 +32,12 @@ class Service:
         return self.keepers.figures
 
     async def only_model(self) -> str:
-        """The model meant by a request that names none. Raises `InvalidRequest` unless exactly one is served."""
+        """The model meant by a request for text that names none: the only one there is, or the only one beside encoders.
+
+        Raises `InvalidRequest` where that is not clear.
+        """
         models = await self.runtime.models()
-        if len(models) != 1:
+        writers = [card for card in models if card.backend != EMBEDDED] or models
+        if len(writers) != 1:
             raise InvalidRequest(f"model is missing, and {len(models)} are served: name one of them", param="model")
-        return models[0].name
+        return writers[0].name

@@ -8,6 +8,7 @@ counts. Numbers have OpenAI's ranges where OpenAI has the field, else those of t
 * `seed` has 64 bits; a negative one is taken as two's complement, so -1 is the largest, not "random".
 * `top_k` 0 and -1 both keep all tokens. `repetition_penalty` is another name for `repeat_penalty`.
 * An empty stop string is refused; at most 16 are taken.
+* `prompt_cache_key` is checked before anything else of the request; `cache_prompt: false`, llama-server's, reuses and keeps nothing.
 * `priority`: higher goes first, from -100 to 100. vLLM's header `x-vllm-priority` is read as vLLM does, lower first.
 """
 
@@ -28,6 +29,7 @@ from tripower.api.http.text.numbers import logit_bias_of, one_penalty, seed_of
 from tripower.api.http.text.prompts import CHOICES_MAX, prompts
 from tripower.api.http.text.tools import ChoiceIn, ExactFunctions, ExactTools, Functions, NamedFunction, Tools
 from tripower.runtime.kernel import InvalidRequest
+from tripower.runtime.prefix_cache import check_key
 
 __all__ = [
     "CHAT",
@@ -106,6 +108,8 @@ class TextIn(FormatFields, frozen=True, kw_only=True):
     priority: Annotated[int, Meta(ge=-100, le=100)] | None = None
     prompt_logprobs: Alternatives | None = None
     return_progress: bool | None = None
+    prompt_cache_key: str | None = None
+    cache_prompt: bool | None = None
     user: Any = None
 
     def check(self) -> None:
@@ -130,14 +134,17 @@ class TextIn(FormatFields, frozen=True, kw_only=True):
 
     def common(self) -> dict[str, Any]:
         """The fields of a `GenerationRequest` that both endpoints fill in the same way; what is not said is left out."""
+        if self.prompt_cache_key is not None:
+            check_key(self.prompt_cache_key)
         self.check()
         fields: dict[str, Any] = {
             "max_tokens": self.token_limit(),
             "stop": self.stops(),
             "ignore_eos": bool(self.ignore_eos),
             "sampling": self.sampling(),
-            "format": self.output_format(),
         }
+        if (asked := self.output_format()) is not None:
+            fields["format_param"], fields["format"] = asked
         if self.stop_token_ids:
             fields["stop_token_ids"] = self.stop_token_ids
         if self.min_tokens:
@@ -148,6 +155,10 @@ class TextIn(FormatFields, frozen=True, kw_only=True):
             fields["prompt_logprobs"] = self.prompt_logprobs
         if self.return_progress and self.stream:
             fields["progress"] = True
+        if self.prompt_cache_key is not None:
+            fields["prompt_cache_key"] = self.prompt_cache_key
+        if self.cache_prompt is False:
+            fields["cache_prompt"] = False
         return fields
 
     def sampling(self) -> SamplingChoices:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from tripower.backends.grammar.vocabulary import GrammarVocabulary
 from tripower.runtime.engine.constraint import TokenMask
+
+_NOTHING, _TEXT, _END = range(3)
 
 
 class GrammarConstraint:
@@ -26,6 +30,8 @@ class GrammarConstraint:
         self._address = self._words.ctypes.data
         self._fresh = False
         self._ended = False
+        self._told: list[int] = []
+        """What each token that `accept` was told of has changed: `_NOTHING`, `_TEXT` or `_END`."""
 
     def mask(self) -> TokenMask:
         """What may come next. The same array each time; it holds until `accept`."""
@@ -39,12 +45,36 @@ class GrammarConstraint:
     def accept(self, token: int) -> None:
         """Go on behind `token`. One that ends the text, or that the mask did not allow, changes nothing."""
         if self._ended or not self._allows(token):
+            self._told.append(_NOTHING)
             return
         if token in self._vocabulary.ends:
             self._ended = True
+            self._told.append(_END)
             return
+        self._told.append(_TEXT)
         self._accepted.append(token)
         self._matcher.consume_token(token)
+        self._fresh = False
+
+    def valid_prefix(self, tokens: Sequence[int]) -> int:
+        """How many of these the text may go on with. Changes nothing."""
+        if self._ended or self._matcher.is_error():
+            return 0
+        return int(self._matcher.validate_tokens(list(tokens)))
+
+    def take_back(self, count: int) -> None:
+        """Go back to before the last `count` tokens. After an error of the matcher the text is read anew."""
+        told = self._told[len(self._told) - count :]
+        del self._told[len(self._told) - count :]
+        if _END in told:
+            self._ended = False
+        text = told.count(_TEXT)
+        if not text:
+            return
+        del self._accepted[len(self._accepted) - text :]
+        if self._matcher.is_error() or not self._matcher.rollback(text):
+            self._matcher = self._start.deep_copy()
+            self._matcher.consume_tokens(self._accepted)
         self._fresh = False
 
     def _allows(self, token: int) -> bool:

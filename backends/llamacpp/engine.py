@@ -113,6 +113,10 @@ class LlamacppEngine:
                 raise
             self._lengths[sequence] = length
 
+    def retain(self, sequence: int, length: int) -> None:
+        """Trim only: a place stays taken, which is why this engine offers no reuse."""
+        self.trim(sequence, length)
+
     def length(self, sequence: int) -> int:
         return known_length(self._lengths, sequence)
 

@@ -59,6 +59,8 @@ class PicolmEngine(PagedEngine):
             parameters=parameters,
             weight_bytes=weight_bytes,
             state_bytes_per_token=state.bytes_per_position,
+            page_positions=page_positions,
+            pages_max=pages * sequences_max,
             threads=torch.get_num_threads(),
             kernels=kernels,
         )

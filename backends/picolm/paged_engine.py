@@ -17,6 +17,7 @@ class PagedEngine:
 
     def __init__(self, table: PageTable) -> None:
         self._pages = table
+        self._retained: set[int] = set()
 
     @property
     def pages_free(self) -> int:
@@ -26,6 +27,7 @@ class PagedEngine:
     def open_sequence(self, sequence: int) -> None:
         if sequence not in self.sequences():
             self._check_place()
+        self._retained.discard(sequence)
         self._pages.open(sequence)
 
     def sequences(self) -> list[int]:
@@ -33,6 +35,7 @@ class PagedEngine:
 
     def close_sequence(self, sequence: int) -> None:
         self._pages.close(sequence)
+        self._retained.discard(sequence)
 
     def trim(self, sequence: int, length: int) -> None:
         """Forget positions from `length` on; any length up to the present one, also behind an attention window."""
@@ -42,6 +45,11 @@ class PagedEngine:
         """Share the pages of the first `length` positions; a partly filled one is copied by whoever writes to it first."""
         self._check_place()
         self._pages.fork(source, sequence, length)
+
+    def retain(self, sequence: int, length: int) -> None:
+        """Trim to `length` positions, and free the place: the sequence is only forked from now on."""
+        self._pages.trim(sequence, length)
+        self._retained.add(sequence)
 
     def length(self, sequence: int) -> int:
         return self._pages.length(sequence)
@@ -74,7 +82,7 @@ class PagedEngine:
             check_sampling(row.sampling, self.info.vocabulary_size)
 
     def _check_place(self) -> None:
-        if len(self.sequences()) >= self.info.sequences_max:
+        if len(self.sequences()) - len(self._retained) >= self.info.sequences_max:
             raise DeviceFailed(
                 f"all {self.info.sequences_max} sequences that memory was admitted for are open", code="state_memory_exhausted"
             )

@@ -11,11 +11,12 @@ it draws at temperature 0 is the likeliest. Such steps pass through Python.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tripower.backends.row_reports import report_row, wanted_of
+from tripower.backends.row_reports import RunWalk, report_row, wanted_of
 from tripower.backends.sampling import allowed_tokens, is_banning
 from tripower.backends.toy.native import native_absorb, native_loop
 from tripower.runtime.engine import EngineInfo, SamplingParameters, StepRow, StepTable, run_steps
@@ -73,8 +74,16 @@ class ToyEngine:
     """See the module. `native=False` runs every step in Python, the reference of the native loop."""
 
     def __init__(
-        self, *, context: int = 8192, sequences_max: int = 64, native: bool = False, step_microseconds: int = 0
+        self,
+        *,
+        context: int = 8192,
+        sequences_max: int = 64,
+        native: bool = False,
+        step_microseconds: int = 0,
+        page_positions: int = 16,
+        pages_max: int = 1 << 20,
     ) -> None:
+        """With `page_positions`, states may be retained and reused; how many pages they take together is only told, not enforced."""
         self.info = EngineInfo(
             backend="toy",
             architecture="toy",
@@ -82,7 +91,10 @@ class ToyEngine:
             vocabulary_size=VOCABULARY,
             sequences_max=sequences_max,
             determinism="exact",
+            page_positions=page_positions,
+            pages_max=pages_max if page_positions else 0,
         )
+        self._retained: set[int] = set()
         self._native = native
         self._step_microseconds = step_microseconds
         self._tokens: dict[int, list[int]] = {}
@@ -93,14 +105,16 @@ class ToyEngine:
         return list(self._tokens)
 
     def open_sequence(self, sequence: int) -> None:
-        if sequence not in self._tokens and len(self._tokens) >= self.info.sequences_max:
+        if sequence not in self._tokens and len(self._tokens) - len(self._retained) >= self.info.sequences_max:
             raise DeviceFailed(f"all {self.info.sequences_max} sequences are open", code="state_memory_exhausted")
         self._tokens[sequence] = []
         self._states[sequence] = 0
+        self._retained.discard(sequence)
 
     def close_sequence(self, sequence: int) -> None:
         self._tokens.pop(sequence, None)
         self._states.pop(sequence, None)
+        self._retained.discard(sequence)
 
     def trim(self, sequence: int, length: int) -> None:
         del self._tokens[sequence][length:]
@@ -109,6 +123,11 @@ class ToyEngine:
     def fork(self, source: int, sequence: int, length: int) -> None:
         self.open_sequence(sequence)
         self._append(sequence, self._tokens[source][:length])
+
+    def retain(self, sequence: int, length: int) -> None:
+        if len(self._tokens[sequence]) > length:
+            self.trim(sequence, length)
+        self._retained.add(sequence)
 
     def length(self, sequence: int) -> int:
         return len(self._tokens[sequence])
@@ -119,7 +138,12 @@ class ToyEngine:
                 raise InvalidRequest(f"sequence {row.sequence} is not at position {row.position}")
             if row.position + len(row.tokens) > self.info.context_max:
                 raise InvalidRequest("the context is full", code="context_length_exceeded")
-        return [self._evaluate(row) if row.report is not None else self._evaluate_at_once(row) for row in rows]
+        return [self._evaluate_entry(row) for row in rows]
+
+    def _evaluate_entry(self, row: StepRow) -> int:
+        if row.drafts:
+            return self._evaluate_run(row)
+        return self._evaluate(row) if row.report is not None else self._evaluate_at_once(row)
 
     def _evaluate_at_once(self, row: StepRow) -> int:
         self._append(row.sequence, row.tokens)
@@ -136,6 +160,19 @@ class ToyEngine:
                 drawn = _choose(state, row) if each.draw else NOT_DRAWN
                 report_row(toy_logits(state), each, row, drawn)
         return drawn
+
+    def _evaluate_run(self, row: StepRow) -> int:
+        """The tokens before the guesses, and then one guess after the other while they are what is drawn."""
+        first = len(row.tokens) - row.drafts
+        self._append(row.sequence, row.tokens[:first])
+        walk = RunWalk(row)
+        while True:
+            state = self._states[row.sequence]
+            if not walk.take(_choose(state, walk.row), partial(toy_logits, state)):
+                break
+            self._append(row.sequence, (walk.token,))
+        self._append(row.sequence, row.tokens[first + walk.place :])
+        return walk.token
 
     def _append(self, sequence: int, tokens: Sequence[int]) -> None:
         absorb = native_absorb() if self._native and len(tokens) > NATIVE_FROM else absorb_all

@@ -9,6 +9,7 @@ has ended, since the device may still write there.
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Generic, TypeVar
@@ -17,8 +18,9 @@ import attrs
 import msgspec
 
 from tripower.runtime.engine import Constraint, RowReport, SamplingParameters, StepTable, TokenLogprobs
+from tripower.runtime.engine.drafting import Drafter
 from tripower.runtime.engine.logprobs import NO_LOGPROBS
-from tripower.runtime.engine.step_table import INVALID_LOGITS, NOT_DRAWN
+from tripower.runtime.engine.step_table import INVALID_LOGITS, NO_DRAFTS, NO_RUNS, NOT_DRAWN, Runs
 
 T = TypeVar("T")
 
@@ -41,15 +43,41 @@ class Member(Generic[T]):
     prompt_logprobs: int = NO_LOGPROBS
     rank: int = 0
     """In the next job, prompts of members with a lower one are evaluated first; among equals, those that joined first."""
-    told: TokenLogprobs | None = None
-    """Of the last token drawn, where it was asked for."""
+    drafter: Drafter | None = None
+    """Belongs to the lane once a job has begun."""
+    telling: deque[TokenLogprobs] = attrs.Factory(deque)
+    """Of the tokens drawn, where it was asked for, until `take_told`."""
     prompt_told: list[TokenLogprobs] = attrs.Factory(list)
     """Of the prompt's tokens from the second on, as far as it is evaluated, where it was asked for."""
     evaluated: int = 0
     """Positions whose state the engine holds, as of the last commit."""
+    reused: int = 0
+    """Of these, positions that were evaluated for somebody else."""
+    source: int | None = None
+    """The sequence whose first `evaluated` positions are to be forked: until a step of this member's own was committed."""
     output: list[int] = attrs.Factory(list)
+    drawn_passes: int = 0
+    """Steps that drew for this member: each gave one token, and those that were guessed."""
+    proposed: int = 0
+    accepted: int = 0
+    """Guesses that were evaluated, and those of them that were right."""
     leaving: bool = False
     finished: bool = False
+
+    @property
+    def told(self) -> TokenLogprobs | None:
+        """Of the last token drawn."""
+        return self.telling[-1] if self.telling else None
+
+    def take_told(self) -> TokenLogprobs | None:
+        """Of the next token drawn that was not asked about yet, where it was asked for. Once for each token, in order."""
+        return self.telling.popleft() if self.telling else None
+
+    def cut(self, length: int) -> None:
+        """The answer ended with the first `length` tokens of its output, in the middle of what a step gave."""
+        if length < len(self.output):
+            del self.output[length:]
+            self.evaluated = min(self.evaluated, len(self.prompt) + max(length - 1, 0))
 
     @property
     def pending(self) -> list[int]:
@@ -74,6 +102,12 @@ class BatchStatistics(msgspec.Struct, frozen=True):
     largest_step: int
     positions: int = 0
     """Evaluated positions of all members."""
+    drawn: int = 0
+    drawn_passes: int = 0
+    """Tokens drawn, and how often a step drew for a member. Without speculation they are the same."""
+    proposed: int = 0
+    accepted: int = 0
+    """Guesses that were evaluated, and those of them that were right."""
 
 
 class BrokenStep(Exception):
@@ -93,6 +127,7 @@ class Batch(Generic[T]):
         """Whether the device may hold states of nobody: at the start, since an earlier batch may have left some."""
         self._joined = self._finished = self._left = self._failed = 0
         self._steps = self._aborted = self._prefill_rows = self._decode_rows = self._largest_step = 0
+        self._drawn = self._drawn_passes = self._proposed = self._accepted = 0
 
     @property
     def members(self) -> list[Member[T]]:
@@ -114,6 +149,7 @@ class Batch(Generic[T]):
         constraint: Constraint | None = None,
         logprobs: int = NO_LOGPROBS,
         prompt_logprobs: int = NO_LOGPROBS,
+        drafter: Drafter | None = None,
     ) -> Member[T]:
         """Add a member; it takes part from the next job on. `ends` are all tokens that end its text."""
         assert len(self._members) < self.members_max and prompt
@@ -127,10 +163,28 @@ class Batch(Generic[T]):
             constraint=constraint,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            drafter=drafter,
         )
         self._members[member.sequence] = member
         self._joined += 1
         return member
+
+    def reuse(self, member: Member[T], source: int, length: int) -> None:
+        """Let a member that has not begun start from the first `length` positions of another sequence, fewer than its prompt has."""
+        assert not member.evaluated and 0 < length < len(member.prompt)
+        member.source, member.evaluated, member.reused = source, length, length
+
+    def begin_anew(self, member: Member[T]) -> None:
+        """The state that a member was to start from is not to be trusted: unless it has begun, it starts without."""
+        if member.source is not None:
+            member.source, member.evaluated, member.reused = None, 0, 0
+
+    @property
+    def forking(self) -> tuple[tuple[int, int, int], ...]:
+        """Source, sequence and length of each fork that the device must make before the job that was planned."""
+        return tuple(
+            (member.source, member.sequence, member.evaluated) for member in self._roster or () if member.source is not None
+        )
 
     def leave(self, member: Member[T], *, failed: bool = False) -> None:
         """Take a member out before its end. In flight: its rows are dropped. Idempotent."""
@@ -170,6 +224,7 @@ class Batch(Generic[T]):
                 constraint=member.constraint,
                 logprobs=member.logprobs,
                 prompt_logprobs=member.prompt_logprobs,
+                drafter=member.drafter,
             )
         self._roster = roster
         keeping = [member.sequence for member in roster]
@@ -177,19 +232,25 @@ class Batch(Generic[T]):
         return keeping, opening
 
     def commit(
-        self, evaluated: Sequence[int], drawn: Sequence[int], reports: Mapping[int, RowReport] = NO_REPORTS
+        self,
+        evaluated: Sequence[int],
+        drawn: Sequence[int],
+        reports: Mapping[int, RowReport] = NO_REPORTS,
+        runs: Runs = NO_RUNS,
+        proposed: Mapping[int, int] = NO_DRAFTS,
     ) -> list[tuple[Member[T], int]]:
         """Apply one step: rows evaluated and token drawn (-1: none) for each member of the roster, in its order.
 
-        `reports` are the step's log probabilities, by place in the roster; members keep theirs.
+        By place in the roster, `reports` are the step's log probabilities, which members keep, `runs` the tokens that were drawn before
+        `drawn`, and `proposed` how many guesses were evaluated for that.
 
-        Returns the members that drew, and the token: `INVALID_LOGITS` for one that cannot go on and has to leave. Raises
+        Returns each token that was drawn, in order, with its member: `INVALID_LOGITS` for one that cannot go on and has to leave. Raises
         `BrokenStep`, with nothing changed, for what cannot be true.
         """
         roster = self._roster
         assert roster is not None, "no job is in flight"
-        self._check(roster, evaluated, drawn)
-        _check_reports(roster, evaluated, drawn, reports)
+        self._check(roster, evaluated, drawn, runs)
+        _check_reports(roster, evaluated, drawn, reports, runs)
         self._steps += 1
         self._largest_step = max(self._largest_step, sum(evaluated))
         drew: list[tuple[Member[T], int]] = []
@@ -197,26 +258,41 @@ class Batch(Generic[T]):
             if member.leaving or member.finished or not rows:
                 continue
             if report := reports.get(place):
-                member.told = report.drawn
+                member.telling += [*report.run, *([report.drawn] if report.drawn is not None else [])]
                 member.prompt_told += report.prompt
             if member.evaluated < len(member.prompt):
                 self._prefill_rows += rows
             else:
                 self._decode_rows += rows
             member.evaluated += rows
+            member.source = None
             if token != NOT_DRAWN:
-                drew.append((member, token))
-            if token >= 0:
-                member.output.append(token)
+                run = (*runs.get(place, ()), token)
+                drew += [(member, each) for each in run]
+                member.output += run if token >= 0 else run[:-1]
+                self._count(member, len(run), proposed.get(place, 0))
         return drew
 
-    def _check(self, roster: list[Member[T]], evaluated: Sequence[int], drawn: Sequence[int]) -> None:
+    def _count(self, member: Member[T], tokens: int, proposed: int) -> None:
+        """A step gave a member so many tokens, with so many guesses."""
+        self._drawn += tokens
+        self._drawn_passes += 1
+        member.drawn_passes += 1
+        self._proposed += proposed
+        self._accepted += tokens - 1
+        member.proposed += proposed
+        member.accepted += tokens - 1
+
+    def _check(self, roster: list[Member[T]], evaluated: Sequence[int], drawn: Sequence[int], runs: Runs) -> None:
         if len(evaluated) != len(roster) or len(drawn) != len(roster):
             raise BrokenStep(f"a step of {len(roster)} members reported {len(evaluated)} outcomes")
-        for member, rows, token in zip(roster, evaluated, drawn, strict=True):
+        for place, (member, rows, token) in enumerate(zip(roster, evaluated, drawn, strict=True)):
             if member.leaving or member.finished:
                 continue
             pending = len(member.prompt) + len(member.output) - member.evaluated
+            if run := runs.get(place):
+                _check_run(member, pending, rows, (*run, token))
+                continue
             if not 0 <= rows <= pending:
                 raise BrokenStep(f"{rows} rows were evaluated where {pending} were pending")
             if token < 0 and token not in (NOT_DRAWN, INVALID_LOGITS):
@@ -255,11 +331,27 @@ class Batch(Generic[T]):
             decode_rows=self._decode_rows,
             largest_step=self._largest_step,
             positions=sum(member.evaluated for member in self._members.values()),
+            drawn=self._drawn,
+            drawn_passes=self._drawn_passes,
+            proposed=self._proposed,
+            accepted=self._accepted,
         )
 
 
+def _check_run(member: Member[T], pending: int, rows: int, run: tuple[int, ...]) -> None:
+    """Several tokens in one step: one for each row that is kept, the first of which was the only one pending."""
+    if pending != 1 or rows != len(run) or len(member.output) + len(run) > member.max_tokens:
+        raise BrokenStep(f"{len(run)} tokens were drawn at {rows} rows, where {pending} were pending")
+    if min(run[:-1]) < 0 or (run[-1] < 0 and run[-1] != INVALID_LOGITS):
+        raise BrokenStep(f"{run} are no tokens")
+
+
 def _check_reports(
-    roster: Sequence[Member[T]], evaluated: Sequence[int], drawn: Sequence[int], reports: Mapping[int, RowReport]
+    roster: Sequence[Member[T]],
+    evaluated: Sequence[int],
+    drawn: Sequence[int],
+    reports: Mapping[int, RowReport],
+    runs: Runs,
 ) -> None:
     """What was asked to be told is there: for a token drawn, and for each token of the prompt that follows a row."""
     for place, (member, rows, token) in enumerate(zip(roster, evaluated, drawn, strict=True)):
@@ -270,5 +362,9 @@ def _check_reports(
         due = max(min(rows, last - member.evaluated), 0) if member.prompt_logprobs != NO_LOGPROBS else 0
         if (0 if report is None else len(report.prompt)) != due:
             raise BrokenStep(f"a step did not tell of the {due} tokens of a prompt that it had to")
-        if token >= 0 and member.logprobs != NO_LOGPROBS and (report is None or report.drawn is None):
-            raise BrokenStep("a step did not tell of a token that it drew")
+        if member.logprobs == NO_LOGPROBS or token == NOT_DRAWN:
+            continue
+        drew = len(runs.get(place, ())) + (token >= 0)
+        told = 0 if report is None else len(report.run) + (report.drawn is not None)
+        if told != drew:
+            raise BrokenStep(f"a step did not tell of the {drew} tokens that it drew")

@@ -115,6 +115,14 @@ class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         int, Meta(ge=0, le=LIMIT_MAX, description="prompt tokens in one step while others stream; 0 = by the cores")
     ] = 0
     deadline_max_s: Annotated[float, Meta(ge=1, le=86_400, description="longest deadline a client may ask for")] = 3600.0
+    prefix_cache: Annotated[
+        bool, Meta(description="keep evaluated prompts, so that one that begins in the same way is not evaluated again")
+    ] = True
+    prefix_bytes: Annotated[
+        int, Meta(ge=0, le=1 << 46, description="memory for kept prompts, a part of that for states; 0 = half of it")
+    ] = 0
+    prefix_entries: Annotated[int, Meta(ge=1, le=LIMIT_MAX, description="prompts that are kept at most, for each model")] = 256
+    prefix_ttl_s: Annotated[float, Meta(ge=1, le=86_400, description="a kept prompt that is not used for so long is dropped")] = 300.0
 
 
 class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -6,6 +6,7 @@ come next, and is told which one came. It is made off the lane, and belongs to t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
@@ -61,3 +62,9 @@ class Constraint(Protocol):
 
     def accept(self, token: int) -> None:
         """The next token. An end token, or one that `mask` did not allow, changes nothing any more."""
+
+    def valid_prefix(self, tokens: Sequence[int]) -> int:
+        """How many of these may come next, one after the other. Changes nothing. For guesses: fewer than it might be is no fault."""
+
+    def take_back(self, count: int) -> None:
+        """The last `count` tokens that `accept` was told of have not come after all."""

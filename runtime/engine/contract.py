@@ -34,6 +34,8 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
 
 ROW_ABILITIES = ("format", "logprobs", "prompt_logprobs", "min_tokens")
 """What not every engine may have, by the words of a request: masks, reports of draws and of prompts, and bans."""
+SPECULATION = "speculation"
+"""In the same place, for an engine that draws at one row of a sequence only."""
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +51,10 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int = 0
     weight_bytes: int = 0
     state_bytes_per_token: int = 0
+    page_positions: int = 0
+    """Positions of a page that sequences with the same beginning share; 0: the engine does not share, and nothing is reused."""
+    pages_max: int = 0
+    """Pages of all sequences together, retained ones included."""
     threads: int = 1
     determinism: str = "numeric"
     """`exact`: a row's bits do not depend on its neighbours. `numeric`: near-ties may flip with the batch."""
@@ -57,7 +63,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     kernels: str = ""
     """What computes, for people: the code's target, or the library and why it is used."""
     unsupported: frozenset[str] = frozenset()
-    """Of `ROW_ABILITIES`, what the engine cannot do. Whoever asks for it is refused before there is a seat."""
+    """Of `ROW_ABILITIES` and `SPECULATION`, what the engine cannot do. Whoever asks for it is refused before there is a seat."""
 
 
 class StepRow(msgspec.Struct, frozen=True):
@@ -84,6 +90,13 @@ class StepRow(msgspec.Struct, frozen=True):
     """The prompt's token behind `tokens`, where there is one and `prompt_logprobs` asks for it."""
     report: RowReport | None = None
     """Filled by the engine, with the step, where log probabilities are asked for."""
+    drafts: int = 0
+    """How many of `tokens`, at the end, are guesses. Then a token is drawn at the row before the first of them and, as long as what is
+    drawn is the guess, at the next one, each as if the ones before it had come in steps of their own. The step returns the last."""
+    masks: Sequence[TokenMask] = ()
+    """With `drafts`, where something restricts them: what may be drawn at each of these rows."""
+    run: list[int] | None = None
+    """With `drafts`: filled by the engine with what was drawn before the last token. The sequence keeps all rows; whoever asked trims."""
 
 
 class StepEngine(Protocol):
@@ -108,6 +121,12 @@ class StepEngine(Protocol):
 
     def fork(self, source: int, sequence: int, length: int) -> None:
         """Open `sequence` with the first `length` positions of `source`, sharing full pages."""
+
+    def retain(self, sequence: int, length: int) -> None:
+        """Trim the sequence to `length` positions. It is only forked from now on, and takes none of the `sequences_max` places.
+
+        Only for engines with `page_positions`. Its pages are still its own, until it is closed.
+        """
 
     def length(self, sequence: int) -> int:
         """Positions evaluated so far."""

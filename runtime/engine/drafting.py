@@ -14,11 +14,23 @@ from typing import Protocol
 class Drafter(Protocol):
     """Belongs to one sequence; made off the lane, used on the lane from the sequence's first step on. Synchronous, quick."""
 
-    def propose(self, most: int) -> Sequence[int]:
+    @property
+    def quiet(self) -> int:
+        """Tokens to come at which it will propose nothing, whatever they are; 0: ask at the next step.
+
+        A native loop may run so many steps ahead without asking. What they drew is told by `accept` afterwards, in pieces or at once.
+        """
+
+    def propose(self, most: int, rows_beside: int = 0) -> Sequence[int]:
         """At most `most` tokens that may follow what has been accepted so far; none where there is no good guess.
 
-        `most` is what the step has room for; how many are worth their rows is the drafter's own decision.
+        `most` is what the step has room for; how many are worth their rows is the drafter's own decision. `rows_beside` are the rows
+        that the step has besides this sequence's first one: a further row is cheap in a small step and may cost its full price in a
+        large one. A step that fails is asked for again: proposing changes nothing that a later proposal depends on.
         """
 
     def accept(self, tokens: Sequence[int], proposed: int) -> None:
-        """These were drawn: the guesses that were right, and one more. `proposed` is how many had been guessed at."""
+        """These were drawn: the guesses that were right, and one more. `proposed` is how many had been evaluated as guesses.
+
+        Called for every drawn token, the first one and those of steps without a proposal (`proposed` = 0) included.
+        """

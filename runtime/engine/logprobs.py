@@ -28,5 +28,7 @@ class RowReport:
 
     drawn: TokenLogprobs | None = None
     """The drawn token, if one was."""
+    run: list[TokenLogprobs] = attrs.Factory(list)
+    """The tokens that were drawn before it in the same step, where guesses were right."""
     prompt: list[TokenLogprobs] = attrs.Factory(list)
     """The prompt's tokens behind the rows of this step, in order: each row tells of the token after it."""

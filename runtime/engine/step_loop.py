@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tripower.runtime.engine.constraint import Constraint, TokenMask
+from tripower.runtime.engine.drafts import ask_draft, masks_along, share_rows, tell_drafter
 from tripower.runtime.engine.logprobs import NO_LOGPROBS, RowReport
 from tripower.runtime.engine.step_table import INVALID_LOGITS, NOT_DRAWN, StepTable
 
@@ -44,31 +45,87 @@ def run_steps(engine: StepEngine, table: StepTable) -> Iterator[None]:
     """Run `table` on `engine` until nothing is pending, the steps are used up, or a stop is asked for. Yields between steps.
 
     A constraint is asked only where its slot draws, and told of each committed token that does not end the text. A step that raises
-    leaves the table, and every constraint, where the step before it left them.
+    leaves the table, and every constraint, where the step before it left them. Guesses take rows that nobody else has.
     """
     while table.steps_done < table.steps_max and not table.stop:
-        counts = plan_rows(_plannable(table), table.rows_max, table.mixed_rows)
+        drafts = _ask_drafts(engine, table)
+        rows_max = table.rows_max - sum(map(len, drafts.values()))
+        counts = plan_rows(_plannable(table), rows_max, table.mixed_rows)
         taking = [slot for slot, count in enumerate(counts) if count]
         if not taking:
             return
-        rows = [slot_row(table, slot, counts[slot]) for slot in taking]
-        tokens = engine.step(rows)
-        drawn = [NOT_DRAWN] * table.slots
-        reports: dict[int, RowReport] = {}
-        for slot, row, token in zip(taking, rows, tokens, strict=True):
-            _advance(table, slot, len(row.tokens), token)
-            drawn[slot] = token
-            if row.report is not None:
-                reports[slot] = row.report
-        if reports:
-            table.reports[table.steps_done] = reports
-        table.commit(counts, drawn)
+        rows = [slot_row(table, slot, counts[slot], drafts.get(slot, ())) for slot in taking]
+        _commit(table, counts, taking, rows, _evaluate(engine, rows))
         if any(table.pending):
             yield
 
 
-def slot_row(table: StepTable, slot: int, count: int) -> StepRow:
-    """What a slot brings to a step that evaluates `count` of its pending tokens."""
+def _ask_drafts(engine: StepEngine, table: StepTable) -> dict[int, list[int]]:
+    """Guesses, by slot, for those that have one drawn token pending. All of them together leave a row for everybody."""
+    asking = [
+        slot
+        for slot, drafter in enumerate(table.drafter)
+        if drafter is not None and len(table.pending[slot]) == 1 and table.output_index[slot] > 0
+    ]
+    drafts: dict[int, list[int]] = {}
+    if not asking:
+        return drafts
+    beside = sum(1 for pending in table.pending if pending) - 1
+    left = table.rows_max - beside - 1
+    for place, slot in enumerate(asking):
+        room = engine.info.context_max - int(table.position[slot]) - 1
+        most = min(int(table.remaining[slot]) - 1, room, share_rows(left, len(asking) - place))
+        if tokens := ask_draft(table, slot, most, beside, engine.info.vocabulary_size):
+            drafts[slot] = tokens
+            left -= len(tokens)
+            beside += len(tokens)
+    return drafts
+
+
+def _evaluate(engine: StepEngine, rows: Sequence[StepRow]) -> list[list[int]]:
+    """What each row has drawn. The positions of wrong guesses are forgotten; on an error, all of the step's."""
+    tokens = engine.step(rows)
+    runs = [[*(row.run or ()), token] if row.draw else [] for row, token in zip(rows, tokens, strict=True)]
+    try:
+        for row, run in zip(rows, runs, strict=True):
+            if row.drafts and len(run) < len(row.tokens):
+                engine.trim(row.sequence, row.position + len(run))
+    except BaseException:
+        for row in rows:
+            engine.trim(row.sequence, row.position)
+        raise
+    return runs
+
+
+def _commit(
+    table: StepTable, counts: list[int], taking: Sequence[int], rows: Sequence[StepRow], runs: Sequence[list[int]]
+) -> None:
+    """Move the slots on, and record the step."""
+    drawn = [NOT_DRAWN] * table.slots
+    reports: dict[int, RowReport] = {}
+    ahead: dict[int, tuple[int, ...]] = {}
+    proposed: dict[int, int] = {}
+    for slot, row, run in zip(taking, rows, runs, strict=True):
+        if row.drafts:
+            counts[slot], proposed[slot] = len(run), row.drafts
+        _advance(table, slot, counts[slot], run)
+        if run:
+            drawn[slot] = run[-1]
+        if len(run) > 1:
+            ahead[slot] = tuple(run[:-1])
+        if row.report is not None:
+            reports[slot] = row.report
+        tell_drafter(table, slot, run, row.drafts)
+    step = table.steps_done
+    if reports:
+        table.reports[step] = reports
+    if proposed:
+        table.runs[step], table.proposed[step] = ahead, proposed
+    table.commit(counts, drawn)
+
+
+def slot_row(table: StepTable, slot: int, count: int, drafts: Sequence[int] = ()) -> StepRow:
+    """What a slot brings to a step that evaluates `count` of its pending tokens, all of them where there are guesses behind."""
     from tripower.runtime.engine.contract import StepRow
 
     pending, position = table.pending[slot], int(table.position[slot])
@@ -76,20 +133,24 @@ def slot_row(table: StepTable, slot: int, count: int) -> StepRow:
     in_prompt = table.prompt_logprobs[slot] != NO_LOGPROBS and position < table.prompt_length[slot]
     told = in_prompt or (draw and table.logprobs[slot] != NO_LOGPROBS)
     constraint = table.constraint[slot]
+    mask = ask_mask(constraint) if draw and constraint is not None else None
     return StepRow(
         sequence=int(table.sequence[slot]),
         position=position,
-        tokens=tuple(pending[:count]),
+        tokens=(*pending[:count], *drafts),
         draw=draw,
         output_index=int(table.output_index[slot]),
         sampling=table.sampling[slot],
         history=table.history[slot],
         prompt_length=table.prompt_length[slot],
-        mask=ask_mask(constraint) if draw and constraint is not None else None,
+        mask=mask,
         logprobs=table.logprobs[slot] if draw else NO_LOGPROBS,
         prompt_logprobs=table.prompt_logprobs[slot] if in_prompt else NO_LOGPROBS,
         following=pending[count] if in_prompt and position + count < table.prompt_length[slot] else -1,
         report=RowReport() if told else None,
+        drafts=len(drafts),
+        masks=masks_along(constraint, drafts, mask) if drafts and constraint is not None and mask is not None else (),
+        run=[] if drafts else None,
     )
 
 
@@ -116,11 +177,17 @@ def ask_mask(constraint: Constraint) -> TokenMask:
         return NOTHING
 
 
-def _advance(table: StepTable, slot: int, evaluated: int, token: int) -> None:
+def _advance(table: StepTable, slot: int, evaluated: int, run: Sequence[int]) -> None:
+    """So many tokens are evaluated, pending ones and guesses that were right, and these were drawn."""
     del table.pending[slot][:evaluated]
     table.position[slot] += evaluated
-    if token == NOT_DRAWN:
-        return
+    for token in run:
+        table.pending[slot].clear()
+        _take(table, slot, token)
+
+
+def _take(table: StepTable, slot: int, token: int) -> None:
+    """One more token was drawn."""
     table.output_index[slot] += 1
     table.remaining[slot] -= 1
     if token == INVALID_LOGITS:

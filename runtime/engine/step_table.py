@@ -7,11 +7,13 @@ rows up to `steps_done`. The loop may set `stop` at any time; the lane ends at t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
 from tripower.runtime.engine.constraint import Constraint
+from tripower.runtime.engine.drafting import Drafter
 from tripower.runtime.engine.logprobs import NO_LOGPROBS, RowReport
 from tripower.runtime.engine.sampling_parameters import SamplingParameters
 
@@ -21,13 +23,22 @@ INVALID_LOGITS = -2
 """In place of a token: the row's logits were not finite. It ends that sequence and no other."""
 
 
+Runs = Mapping[int, tuple[int, ...]]
+NO_RUNS: Runs = MappingProxyType({})
+NO_DRAFTS: Mapping[int, int] = MappingProxyType({})
+
+
 class StepTable:
     """Slots for `slots_max` sequences and results for `steps_max` steps.
 
     Arrays, all C-contiguous: `control` int64 [8]; `sequence`, `position`, `output_index`, `remaining` int64 [slots_max]; `last`
     int64 [slots_max] (the token to evaluate next); `drawn` and `evaluated` int32 [steps_max, slots_max]; `ends` uint8
     [vocabulary_size] (1 at end-of-generation tokens). Python-only columns: `pending` (tokens still to evaluate), `history` (a native
-    loop keeps it up only where a penalty looks at it), `sampling`, `prompt_length`, `constraint`, `logprobs`, `prompt_logprobs`.
+    loop keeps it up only where a penalty looks at it), `sampling`, `prompt_length`, `constraint`, `logprobs`, `prompt_logprobs`,
+    `drafter`.
+
+    A slot whose guesses were right has drawn several tokens in one step: `drawn` is the last of them, those before it are in `runs`,
+    and `evaluated` counts the rows that are kept, as many as tokens were drawn.
     """
 
     def __init__(self, *, slots_max: int, steps_max: int, rows_max: int, mixed_rows: int = 0) -> None:
@@ -51,6 +62,11 @@ class StepTable:
         self.constraint: list[Constraint | None] = []
         self.logprobs: list[int] = []
         self.prompt_logprobs: list[int] = []
+        self.drafter: list[Drafter | None] = []
+        self.runs: dict[int, Runs] = {}
+        """By step and slot, the tokens drawn before `drawn`: there before `steps_done` tells of the step, as all that follows."""
+        self.proposed: dict[int, Mapping[int, int]] = {}
+        """By step and slot, how many guesses were evaluated."""
         self.reports: dict[int, dict[int, RowReport]] = {}
         """By step and slot, for slots that asked for log probabilities: there before `steps_done` tells of the step."""
 
@@ -77,8 +93,8 @@ class StepTable:
 
     @property
     def stepwise(self) -> bool:
-        """Whether some slot needs Python between steps: a constraint to ask, or log probabilities to report."""
-        return any(each is not None for each in self.constraint) or any(
+        """Whether some slot needs Python between steps: a constraint or a drafter to ask, or log probabilities to report."""
+        return any(each is not None for each in (*self.constraint, *self.drafter)) or any(
             wanted != NO_LOGPROBS for wanted in (*self.logprobs, *self.prompt_logprobs)
         )
 
@@ -106,7 +122,7 @@ class StepTable:
         self.control[SIGNAL_FD] = -1
         for column in (
             self.pending, self.history, self.sampling, self.ends, self.prompt_length,
-            self.constraint, self.logprobs, self.prompt_logprobs, self.reports,
+            self.constraint, self.logprobs, self.prompt_logprobs, self.reports, self.drafter, self.runs, self.proposed,
         ):  # fmt: skip
             column.clear()
 
@@ -125,6 +141,7 @@ class StepTable:
         constraint: Constraint | None = None,
         logprobs: int = NO_LOGPROBS,
         prompt_logprobs: int = NO_LOGPROBS,
+        drafter: Drafter | None = None,
     ) -> None:
         """Fill the next slot. `pending` holds the tokens that are not evaluated yet, at least one.
 
@@ -146,10 +163,11 @@ class StepTable:
         self.constraint.append(constraint)
         self.logprobs.append(logprobs)
         self.prompt_logprobs.append(prompt_logprobs)
+        self.drafter.append(drafter)
         self.control[SLOTS] = slot + 1
 
     def commit(self, evaluated: Sequence[int], drawn: Sequence[int]) -> None:
-        """Record one step: for each slot the rows evaluated (0: not in the step) and the token drawn (-1: none)."""
+        """Record one step: for each slot the rows evaluated and kept (0: not in the step) and the token drawn last (-1: none)."""
         step = self.steps_done
         self.evaluated[step, : len(evaluated)] = evaluated
         self.drawn[step, : len(drawn)] = drawn

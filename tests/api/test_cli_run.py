@@ -76,7 +76,7 @@ def test_raw_continues_the_text_and_system_comes_first(tmp_path: Path) -> None:
 def test_a_prompt_that_does_not_fit_is_refused_with_the_cure(tmp_path: Path) -> None:
     finished = tripower(tmp_path, "run", "toy", "hi", "--set", "engine.context=10")
     assert finished.returncode == exit_codes.REFUSED
-    assert "context is 10 tokens" in finished.stderr
+    assert "context length is 10 tokens" in finished.stderr
     assert "Shorten the prompt" in finished.stderr
 
 

@@ -131,6 +131,13 @@ def test_refusals_of_fields_and_limits_are_in_the_schemas() -> None:
     assert chat["properties"]["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0, "maximum": 2}
 
 
+def test_where_there_are_keys_each_operation_but_the_open_ones_asks_for_one() -> None:
+    document = openapi_document(ROUTES, keys=True)
+    assert {name for need in document["security"] for name in need} == set(document["components"]["securitySchemes"])
+    unguarded = {path for path, methods in document["paths"].items() for told in methods.values() if told.get("security") == []}
+    assert unguarded == {"/health", "/ready"}
+
+
 async def test_it_is_served_and_says_the_same() -> None:
     async with serving() as server:
         first, second = await server.ask("/openapi.json"), await server.ask("/openapi.json")

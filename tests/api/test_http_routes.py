@@ -162,6 +162,12 @@ async def test_thousands_of_unknown_fields_are_one_short_header() -> None:  # BB
     assert answer.headers["x-tripower-ignored"].endswith("and-4980-more")
 
 
+async def test_a_word_that_is_neither_strict_nor_lenient_is_refused() -> None:
+    async with serving() as server:
+        answer = await server.ask(CHAT, ASK, headers={"x-tripower-strict": "yes please"})
+    assert (answer.status, answer.error["param"]) == (400, "x-tripower-strict")
+
+
 @pytest.mark.parametrize(("header", "status"), [("1", 400), ("true", 400), ("0", 200), ("", 200)])
 async def test_a_strict_client_is_refused_instead(header: str, status: int) -> None:
     async with serving(HELLO) as server:

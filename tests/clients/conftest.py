@@ -29,7 +29,18 @@ PATIENCE = 240.0
 """Seconds after which a client counts as hung: never reached by a test that passes."""
 KEY, LIMITED_KEY = "tp-of-the-tests-1", "tp-of-the-tests-2"
 """The second one may have one request at a time."""
-FOREIGN = ("OPENAI_", "ANTHROPIC_", "LITELLM_", "LANGCHAIN_", "LANGSMITH_", "HF_", "TRIPOWER_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+FOREIGN = (
+    "OPENAI_",
+    "ANTHROPIC_",
+    "LITELLM_",
+    "LANGCHAIN_",
+    "LANGSMITH_",
+    "HF_",
+    "TRIPOWER_",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "ALL_PROXY",
+)
 """Variables that clients read and that a test does not leave to chance."""
 PRIVATE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "DO_NOT_TRACK": "1"}
 """Nothing is asked of anybody but the server under test."""
@@ -64,11 +75,13 @@ class Clients:
         plain = {name: value for name, value in os.environ.items() if not name.upper().startswith(FOREIGN)}
         return {**plain, **PRIVATE, "HOME": str(self.home), "PYTHONPATH": str(ROOT), **changes}
 
-    def run(self, *arguments: str, variables: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        """Run the interpreter to its end, in the clients' home."""
+    def run(
+        self, *arguments: str, variables: Mapping[str, str] | None = None, folder: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the interpreter to its end, in the clients' home or another folder."""
         return subprocess.run(
             [str(self.python), *arguments],
-            cwd=self.home,
+            cwd=folder or self.home,
             env=self.environment(**(variables or {})),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -89,8 +102,13 @@ class Clients:
 def clients(tmp_path_factory: pytest.TempPathFactory) -> Clients:
     """Skips the test where the clients are not installed."""
     python = Path(os.environ.get(VARIABLE) or f"{sys.prefix}-clients/bin/python")
-    if not python.exists() or subprocess.run([python, "-c", "import openai, lm_eval"], capture_output=True, check=False).returncode:
-        pytest.skip("the extra `clients` is not installed beside this environment: `make long` does it where an index is reachable")
+    if (
+        not python.exists()
+        or subprocess.run([python, "-c", "import openai, lm_eval"], capture_output=True, check=False).returncode
+    ):
+        pytest.skip(
+            "the extra `clients` is not installed beside this environment: `make long` does it where an index is reachable"
+        )
     return Clients(python, tmp_path_factory.mktemp("client"))
 
 
@@ -99,7 +117,9 @@ def serving(home: Path, kernels: Path, *arguments: str) -> Iterator[Served]:
     """`tripower serve` on a free port with both keys, once it is ready."""
     keys = home / "keys.toml"
     limits = {KEY: "admin = true", LIMITED_KEY: "concurrency = 1"}
-    keys.write_text("\n".join(f'[[key]]\nsha256 = "{hashlib.sha256(key.encode()).hexdigest()}"\n{limit}' for key, limit in limits.items()))
+    keys.write_text(
+        "\n".join(f'[[key]]\nsha256 = "{hashlib.sha256(key.encode()).hexdigest()}"\n{limit}' for key, limit in limits.items())
+    )
     keys.chmod(0o600)
     command = ("serve", *arguments, "--port", "0", "--set", f"auth.keys_file={keys}")
     with running(home, *command, variables={"TRIPOWER_KERNEL_CACHE": str(kernels)}) as child:

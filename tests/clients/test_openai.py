@@ -122,7 +122,7 @@ def test_models_are_listed(plain: Facts) -> None:
     ("use", "expected"),
     [
         ("field", ("BadRequestError", 400, "invalid_value", "temperature")),
-        ("long", ("BadRequestError", 400, "context_length_exceeded", "max_tokens")),
+        ("long", ("BadRequestError", 400, "context_length_exceeded", "messages")),
         ("key", ("AuthenticationError", 401, "invalid_api_key", None)),
         ("model", ("NotFoundError", 404, "model_not_found", "model")),
         ("late", ("InternalServerError", 504, "deadline_exceeded", None)),
@@ -142,7 +142,9 @@ def test_each_refusal_has_its_class(failures: Facts, use: str, expected: tuple[A
         ("busy_key", "RateLimitError", 429, "concurrency_exceeded"),
     ],
 )
-def test_a_refusal_says_when_to_come_back_and_the_client_does(failures: Facts, use: str, name: str, status: int, code: str) -> None:
+def test_a_refusal_says_when_to_come_back_and_the_client_does(
+    failures: Facts, use: str, name: str, status: int, code: str
+) -> None:
     refused = failures[use]["refused"]
     assert (refused["class"], refused["status"], refused["code"]) == (name, status, code)
     assert int(refused["retry-after"]) >= 1 and int(refused["retry-after-ms"]) >= 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from tests.api.serving import Answer, Server, serving_toy
+from tests.api.serving import Answer, Server, serving_toy, until
 from tripower.actors.runtime import RuntimePlan, toy_plan
 
 CONTEXT = 128
@@ -65,8 +65,37 @@ def small_plan(*, context: int = CONTEXT, **changes: Any) -> RuntimePlan:
 
 @asynccontextmanager
 async def serving_small(**changes: Any) -> AsyncIterator[Server]:
-    """A server on the real actors with the small toy; nothing may be held when a test is done."""
+    """A server on the real actors with the small toy; waits until nothing is held when a test is done."""
     async with serving_toy(small_plan(**changes)) as server:
         yield server
-        await server.actors.settle()
-        assert server.actors.active() == 0
+        await until(lambda: not server.actors.active())
+
+
+def text_of(route: Route, answer: Answer) -> str:
+    """What was said, by a whole answer or by a stream."""
+    if answer.headers["content-type"].startswith("application/json"):
+        return _whole_text(route, answer.json)
+    events = [
+        json.loads(line.removeprefix("data: ")) for line in answer.body.decode().splitlines() if line.startswith("data: {")
+    ]
+    return "".join(_piece(route, event) for event in events)
+
+
+def _whole_text(route: Route, body: Any) -> str:
+    if route.path == "/v1/responses":
+        return "".join(part["text"] for item in body["output"] for part in item["content"])
+    if route.path == "/v1/messages":
+        return "".join(block["text"] for block in body["content"])
+    (choice,) = body["choices"]
+    return str(choice["message"]["content"] if "message" in choice else choice["text"])
+
+
+def _piece(route: Route, event: Any) -> str:
+    if route.path == "/v1/responses":
+        return str(event["delta"]) if event["type"] == "response.output_text.delta" else ""
+    if route.path == "/v1/messages":
+        return str(event["delta"]["text"]) if event["type"] == "content_block_delta" else ""
+    choices = event["choices"]
+    if not choices:
+        return ""
+    return str(choices[0]["delta"].get("content") or "" if "delta" in choices[0] else choices[0]["text"])

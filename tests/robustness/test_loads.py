@@ -44,7 +44,7 @@ def waiting(runtime: Runtime) -> int:
 
 
 # BB-073
-@pytest.mark.parametrize("leaver", range(3))
+@pytest.mark.parametrize("leaver", [0, 1])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path.rpartition("v1/")[2])
 async def test_one_who_hangs_up_during_a_load_leaves_it_to_the_others(route: Any, stream: bool, leaver: int) -> None:

@@ -89,7 +89,8 @@ def ask_to_the_end(url: str) -> None:
 
 
 # BB-110
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL])
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_service_has_no_children_that_could_survive_it(number: signal.Signals, tmp_path: Path) -> None:
     with serving(tmp_path, "toy:10000") as (child, url, _), streaming(url, "toy:10000", tokens=20):
         process = psutil.Process(child.process.pid)
@@ -113,3 +114,10 @@ def test_the_child_that_tries_a_library_ends_with_the_service(number: signal.Sig
         parent.process.send_signal(number)
         assert parent.end() == -number
         probing.wait(PATIENCE)
+
+
+@pytest.mark.long
+def test_a_hangup_ends_a_service_that_has_nothing_to_read_again(tmp_path: Path) -> None:
+    with serving(tmp_path, "toy") as (child, _, _):
+        child.process.send_signal(signal.SIGHUP)
+        assert child.end() == -signal.SIGHUP

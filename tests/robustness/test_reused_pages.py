@@ -79,7 +79,7 @@ def test_a_shared_prefix_of_any_length_around_a_page_gives_what_a_cold_start_giv
 async def test_thirty_chats_on_two_seats_say_what_each_says_alone(kernels: str, folder: Path, tmp_path: Path) -> None:
     configuration = Configuration(
         scheduler=SchedulerSettings(batch_members=2, waiting=64),
-        engine=EngineSettings(kernels=kernels, threads=1),  # type: ignore[arg-type]
+        engine=EngineSettings(kernels=kernels, threads=1),
     )
     texts: dict[int, list[str]] = {}
     async with open_runtime(configuration, models=[f"tiny={folder}"], store=Store(tmp_path / "home")) as runtime:

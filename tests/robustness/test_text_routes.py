@@ -19,6 +19,11 @@ async def ask(server: Server, route: Route, *, stream: bool, text: str = "Hi", *
     return await server.ask(route.path, route.body(text, stream=stream, **fields))
 
 
+def named(field: str, value: Any) -> dict[str, Any]:
+    """One field, whose name depends on the route."""
+    return {field: value}
+
+
 async def assert_refused(server: Server, route: Route, param: str, *, code: str = "", **fields: Any) -> None:
     """400 with the field's name, whole and streamed, and nobody was seated for it."""
     for stream in (False, True):
@@ -34,7 +39,7 @@ async def assert_refused(server: Server, route: Route, param: str, *, code: str 
 async def test_an_empty_stop_string_is_refused(route: Route) -> None:
     async with serving_small() as server:
         for stop in ([""], ["a", ""], ["", "a"]):
-            await assert_refused(server, route, route.stop, **{route.stop: stop})
+            await assert_refused(server, route, route.stop, **named(route.stop, stop))
 
 
 @each_route
@@ -77,7 +82,7 @@ async def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(rou
             for stream in (False, True):
                 answer = await ask(server, route, stream=stream, text="a" * length)
                 error = route.error(answer)
-                assert (answer.status, error["code"]) == (400, "context_length_exceeded"), error
+                assert (answer.status, error["code"], error["param"]) == (400, "context_length_exceeded", route.prompt)
                 assert str(CONTEXT) in error["message"]
                 assert any(int(number) >= length for number in digits(error["message"])), error["message"]
 
@@ -91,9 +96,9 @@ async def test_a_limit_larger_than_the_room_left_is_refused_or_where_the_dialect
     async with serving_small() as server:
         for limit in (CONTEXT + 2, 10**6, 2**31 - 1):
             if "strict_room" in route.takes:
-                await assert_refused(server, route, route.limit, code="context_length_exceeded", **{route.limit: limit})
+                await assert_refused(server, route, route.prompt, code="context_length_exceeded", **named(route.limit, limit))
             else:  # Anthropic's clients always send a limit, often their model's largest
-                answer = await ask(server, route, stream=False, temperature=0, **{route.limit: limit})
+                answer = await ask(server, route, stream=False, temperature=0, **named(route.limit, limit))
                 assert route.reason(answer) in ("model_context_window_exceeded", "end_turn")
 
 
@@ -143,7 +148,7 @@ async def test_what_is_no_finite_number_is_400_in_valid_json(route: Route, value
     async with serving_small() as server, server.client() as client:
         for field in ("temperature", "top_p", "top_k", route.limit):
             for stream in (False, True):
-                plain = json.dumps(route.body(stream=stream, **{field: 0}))
+                plain = json.dumps(route.body(stream=stream, **named(field, 0)))
                 body = plain.replace(f'"{field}": 0', f'"{field}": {value}').encode()
                 assert value.encode() in body
                 answer = await client.ask(route.path, body)
@@ -171,9 +176,10 @@ async def test_flags_as_text_and_values_of_other_types_are_400(route: Route) -> 
 @pytest.mark.parametrize("route", [route for route in ROUTES if "logit_bias" in route.takes], ids=["chat", "completions"])
 async def test_a_bias_for_no_token_is_400_and_the_engine_goes_on(route: Route) -> None:  # BB-104
     async with serving_small() as server:
-        many = {str(token): 1.0 for token in range(100_000)}
-        for bias in ({"9999999": 1}, {"-1": 1}, {"abc": 1}, {"1": 1e9}, {"1": "x"}, {"257": 1}, many):
+        for bias in ({"9999999": 1}, {"-1": 1}, {"abc": 1}, {"1": 1e9}, {"1": "x"}, {"257": 1}):
             await assert_refused(server, route, "logit_bias", logit_bias=bias)
+        many = await ask(server, route, stream=True, logit_bias={str(token): 1.0 for token in range(100_000)})
+        assert (many.status, route.error(many)["param"]) == (400, "logit_bias")
         assert (await ask(server, route, stream=False)).status == 200
 
 
@@ -181,12 +187,24 @@ async def test_a_bias_for_no_token_is_400_and_the_engine_goes_on(route: Route) -
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_deadline_that_passes_in_the_middle_ends_the_answer_and_frees_the_seat(route: Route, stream: bool) -> None:
     async with serving_small(source="toy:5000", context=8192, members_max=1) as server:
-        body = route.body(stream=stream, **{route.limit: 4000})
+        body = route.body(stream=stream, **named(route.limit, 4000))
         body |= {"ignore_eos": True} if "ignore_eos" in route.takes else {}
-        headers = {"x-tripower-deadline-ms": "150"}
+        headers = {"x-tripower-deadline-ms": "60"}
         answer = await server.ask(route.path, body, headers=headers)
         if "ignore_eos" in route.takes:
             assert b"deadline_exceeded" in answer.body
             assert answer.status == (200 if stream else 504)
             assert stream or answer.headers["x-should-retry"] == "false"
         assert (await ask(server, route, stream=False)).status == 200
+
+
+# A saved state whose name climbs out of its folder: nothing is saved, so no name of a file is ever taken.
+@pytest.mark.parametrize("action", ["save", "restore", "erase"])
+@pytest.mark.parametrize("name", ["a.bin", "../../etc/passwd", "/etc/passwd", "..%2f..%2fetc%2fpasswd"])
+async def test_no_route_takes_the_name_of_a_file(action: str, name: str) -> None:
+    async with serving_small() as server:
+        for path in (f"/slots/0?action={action}", f"/slots?action={action}", f"/slots/{name}"):
+            answer = await server.ask(path, {"filename": name})
+            assert answer.status in (404, 405), (path, answer)
+        shown = await server.ask(f"/v1/models/{name}")
+        assert (shown.status, shown.error["code"]) == (404, "model_not_found")

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from tripower.api.http.decoding import RequestDecoder
+from tripower.api.http.decoding import RequestDecoder, decode_plain
 from tripower.api.http.fields import Unsupported, refuse_unknown
 from tripower.runtime.kernel import InvalidRequest
 
@@ -29,7 +29,7 @@ class DialectDecoder(Generic[Request]):
     def decode(self, body: bytes, *, strict: bool) -> tuple[Request, tuple[str, ...]]:
         """The request and the names of its unknown fields. Raises `InvalidRequest`; synchronous."""
         request, _ = self._decoder.decode(body, strict=False)
-        plain = msgspec.json.decode(body)
+        plain = decode_plain(body)
         for name, rule in self._unsupported.items():
             _refuse(name, plain.get(name), rule)
         passed = self._passed | self._unsupported.keys()

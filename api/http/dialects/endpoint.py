@@ -7,7 +7,8 @@ real status; what was streamed before a failure stays valid; nothing is written 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -24,6 +25,7 @@ from tripower.api.http.errors import internal_error
 from tripower.api.http.exchange import EXCHANGE, Exchange, Header, Interruptible
 from tripower.api.http.fields import refuse_unknown
 from tripower.api.http.service import Service
+from tripower.api.http.text.numbers import priority_of
 from tripower.api.http.text_endpoint import check_content_type
 from tripower.runtime.kernel import InvalidRequest, TripowerError
 
@@ -73,8 +75,17 @@ class AnswerWriter(Protocol):
 Asked = TypeVar("Asked", bound=AskedIn)
 
 
+def ranked(request: GenerationRequest, exchange: Exchange) -> GenerationRequest:
+    """The request with the priority that the headers give it: these dialects have no field for one. Raises `InvalidRequest`."""
+    priority = priority_of(exchange.headers)
+    return request if priority is None else msgspec.structs.replace(request, priority=priority)
+
+
 class DialectEndpoint(Generic[Asked]):
-    """An ASGI callable. `fills_context`: an answer that is allowed more tokens than fit may have those that do."""
+    """An ASGI callable. `fills_context`: an answer that is allowed more tokens than fit may have those that do.
+
+    `names` are the dialect's own for fields that the runtime calls otherwise: a refusal names what the client has sent.
+    """
 
     def __init__(
         self,
@@ -83,11 +94,13 @@ class DialectEndpoint(Generic[Asked]):
         new_writer: Callable[[Asked, GenerationRequest, Exchange], AnswerWriter],
         *,
         fills_context: bool = False,
+        names: Mapping[str, str] | None = None,
     ) -> None:
         self._service = service
         self._decoder = decoder
         self._new_writer = new_writer
         self._fills_context = fills_context
+        self._names = names or {}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         exchange: Exchange = scope[EXCHANGE]
@@ -96,7 +109,7 @@ class DialectEndpoint(Generic[Asked]):
         asked, unknown = self._decoder.decode(body, strict=exchange.strict)
         self._ignore(exchange, *unknown, *asked.ignored())
         request = asked.generation(asked.model or await self._service.only_model())
-        request = exchange.asks(request)
+        request = exchange.asks(ranked(request, exchange))
         deadline = exchange.deadline(self._service.scheduler.deadline_max_s)
         running = exchange.interruptible(deadline, first_token_deadline=exchange.first_token_deadline())
         if asked.stream:
@@ -155,6 +168,16 @@ class DialectEndpoint(Generic[Asked]):
         self, stack: AsyncExitStack, exchange: Exchange, asked: Asked, request: GenerationRequest, deadline: float
     ) -> tuple[GenerationRequest, Generation]:
         """The generation, enqueued, and what was asked of it in the end. Raises what entering a generation raises."""
+        try:
+            return await self._enter_by_its_names(stack, exchange, asked, request, deadline)
+        except InvalidRequest as error:
+            if error.param not in self._names:
+                raise
+            raise renamed(error, self._names) from error
+
+    async def _enter_by_its_names(
+        self, stack: AsyncExitStack, exchange: Exchange, asked: Asked, request: GenerationRequest, deadline: float
+    ) -> tuple[GenerationRequest, Generation]:
         wish = asked.thinking_wish()
         if wish is not None:
             request = await self._with_thinking(exchange, request, wish, deadline)
@@ -186,3 +209,11 @@ class DialectEndpoint(Generic[Asked]):
         self._service.figures.count_generation(
             request.model, finished.timings, tokens=finished.usage.completion_tokens, reason=finished.reason
         )
+
+
+def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
+    """The same refusal with the names that a dialect has for the fields."""
+    message = error.message
+    for name, own in names.items():
+        message = re.sub(rf"\b{name}\b", own, message)
+    return InvalidRequest(message, code=error.code, status=error.status, kind=error.kind, param=names[error.param or ""])

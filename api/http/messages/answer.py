@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from tripower.actors.dialogue import GenerationFinished, GenerationRequest
+from tripower.actors.dialogue import GenerationFinished, GenerationRequest, Usage
 from tripower.api.http.dialects.following import Following
 from tripower.api.http.dialects.parts import Part
 
@@ -57,6 +57,12 @@ class TokenCountOut(msgspec.Struct, frozen=True):
     input_tokens: int
 
 
+def usage_of(usage: Usage) -> MessagesUsage:
+    """The three numbers of input add up to the prompt."""
+    cached = usage.cached_tokens
+    return MessagesUsage(usage.prompt_tokens - cached, usage.completion_tokens, cache_read_input_tokens=cached)
+
+
 def begun(request: GenerationRequest, following: Following) -> MessageOut:
     """The message as a stream begins."""
     usage = MessagesUsage(following.generation.prompt_tokens, 0)
@@ -74,7 +80,7 @@ def complete(request: GenerationRequest, following: Following) -> MessageOut:
         content=tuple(map(block_out, following.parts.all)),
         stop_reason=reason,
         stop_sequence=sequence,
-        usage=MessagesUsage(finished.usage.prompt_tokens, finished.usage.completion_tokens),
+        usage=usage_of(finished.usage),
     )
 
 

@@ -9,7 +9,7 @@ from tripower.api.http.dialects.following import Following
 from tripower.api.http.dialects.parts import Part, PartBegan, PartEnded, PartEvent, PartGrew
 from tripower.api.http.dialects.stream import event_bytes
 from tripower.api.http.exchange import Exchange, Header
-from tripower.api.http.messages.answer import begun, complete, stop_reason
+from tripower.api.http.messages.answer import begun, complete, stop_reason, usage_of
 from tripower.api.http.messages.errors import REQUEST_ID, messages_error
 from tripower.api.http.messages.requests import MessagesIn
 from tripower.runtime.kernel import TripowerError
@@ -53,7 +53,7 @@ class MessageWriter:
         finished = following.finished
         assert finished is not None
         reason, sequence = stop_reason(self._request, finished)
-        usage = {"input_tokens": finished.usage.prompt_tokens, "output_tokens": finished.usage.completion_tokens}
+        usage = usage_of(finished.usage)
         delta = {"stop_reason": reason, "stop_sequence": sequence}
         told = event_bytes("message_delta", {"type": "message_delta", "delta": delta, "usage": usage})
         return told + event_bytes("message_stop", {"type": "message_stop"})

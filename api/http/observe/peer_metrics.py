@@ -107,6 +107,8 @@ _COUNTERS: tuple[tuple[str, str, Callable[[QueueStatistics], float]], ...] = (
     ("num_preemptions", "Running requests that had to make room: none ever has to.", lambda queue: 0),
     ("prompt_tokens", "Prompt tokens of complete answers.", lambda queue: queue.prompt_tokens),
     ("generation_tokens", "Tokens of complete answers.", lambda queue: queue.generated_tokens),
+    ("prefix_cache_queries", "Tokens of prompts that might have been reused.", lambda queue: sum(_prompt_tokens(queue))),
+    ("prefix_cache_hits", "Of those, tokens that were reused.", lambda queue: _prompt_tokens(queue)[0]),
 )
 
 COLLECTORS: dict[str, Callable[[Callable[[], Sequence[ActorStatistics]]], Collector]] = {
@@ -114,6 +116,11 @@ COLLECTORS: dict[str, Callable[[Callable[[], Sequence[ActorStatistics]]], Collec
     "llamacpp": LlamaCppCollector,
 }
 """By the names that `server.metrics_families` takes."""
+
+
+def _prompt_tokens(queue: QueueStatistics) -> tuple[int, int]:
+    """Reused and evaluated."""
+    return (0, 0) if queue.prefix is None else (queue.prefix.reused_tokens, queue.prefix.evaluated_tokens)
 
 
 def _by_model(

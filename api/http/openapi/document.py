@@ -14,22 +14,32 @@ from typing import Any, get_args, get_origin
 import msgspec
 from starlette.routing import Route
 
+from tripower.api.http.auth.middleware import OPEN
 from tripower.api.http.errors import ErrorBody
 from tripower.api.http.openapi.operations import OPERATIONS, Operation
 from tripower.api.version import VERSION
 
 REFERENCE = "#/components/schemas/{name}"
+PRIORITY = "x-tripower-priority"
 HEADERS: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "x-request-id": ("an id of the client's own, which comes back", {"type": "string", "maxLength": 128}),
+    "x-request-id": ("an id of the client's own, which comes back", {"type": "string"}),
     "x-tripower-deadline-ms": ("milliseconds after which the answer is not wanted any more", {"type": "integer", "minimum": 1}),
-    "x-tripower-priority": ("among the caller's own requests, higher first", {"type": "integer", "minimum": -100, "maximum": 100}),
-    "x-tripower-strict": ("1 refuses fields that nobody knows", {"type": "string", "enum": ["0", "1"]}),
+    PRIORITY: ("among the caller's own requests, higher first", {"type": "integer", "minimum": -100, "maximum": 100}),
+    "x-tripower-strict": ("1 refuses fields that nobody knows", {"type": "string", "enum": ["0", "1", "false", "true"]}),
 }
+SCHEMES: Mapping[str, dict[str, str]] = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+"""Either will do, where there are keys."""
 _PARAMETER = re.compile(r"\{(\w+)\}")
 
 
-def openapi_document(routes: Iterable[Route], prefix: str = "") -> dict[str, Any]:
-    """The document, as plain data, for clients that see every path behind `prefix`. A route that `operations` does not know is described by its name alone."""
+def openapi_document(routes: Iterable[Route], prefix: str = "", *, keys: bool = False) -> dict[str, Any]:
+    """The document, as plain data, for clients that see every path behind `prefix`; `keys` says whether they need one.
+
+    A route that `operations` does not know is described by its name alone.
+    """
     described = [(route, OPERATIONS.get(route.name) or Operation(summary=route.name, tag="other")) for route in routes]
     types = [kind for _, operation in described for kind in (operation.request, operation.answer, operation.error) if kind is not None]
     schemas, components = msgspec.json.schema_components([ErrorBody, *_structs(types)], ref_template=REFERENCE)
@@ -38,12 +48,16 @@ def openapi_document(routes: Iterable[Route], prefix: str = "") -> dict[str, Any
     for route, operation in described:
         for method in sorted((route.methods or set()) - {"HEAD"}):
             paths.setdefault(route.path_format, {})[method.lower()] = _operation(route, operation, by_type)
+            if keys and route.path_format in OPEN:
+                paths[route.path_format][method.lower()]["security"] = []
+    secured: dict[str, Any] = {"security": [{name: []} for name in SCHEMES]} if keys else {}
     return {
         "openapi": "3.1.0",
         "info": {"title": "tripower", "version": VERSION, "description": "An OpenAI-compatible inference service."},
         "servers": [{"url": prefix or "/"}],
         "paths": paths,
-        "components": {"schemas": components},
+        "components": {"schemas": components} | ({"securitySchemes": dict(SCHEMES)} if keys else {}),
+        **secured,
     }
 
 
@@ -82,7 +96,7 @@ def _parameters(route: Route, operation: Operation) -> list[dict[str, Any]]:
         {"name": name, "in": "query", "description": text, "schema": {"type": "string"}}
         for name, text in operation.query.items()
     ]
-    names = HEADERS if operation.request is not None else ["x-request-id"]
+    names = ["x-request-id"] if operation.request is None else [name for name in HEADERS if name != PRIORITY or operation.waits]
     headers = [{"name": name, "in": "header", "description": HEADERS[name][0], "schema": HEADERS[name][1]} for name in names]
     return [*path, *query, *headers]
 

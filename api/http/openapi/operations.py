@@ -54,6 +54,11 @@ class Operation:
     query: Mapping[str, str] = attrs.Factory(dict)
     """Parameters behind the question mark, all of them optional texts."""
 
+    @property
+    def waits(self) -> bool:
+        """Whether its requests wait for a seat, so that one can go before another."""
+        return EVENTS in self.also
+
 
 EVENTS = "text/event-stream"
 PLAIN = "text/plain"

@@ -187,6 +187,7 @@ def _usage(following: Following, finished: GenerationFinished) -> ResponseUsage:
     usage = finished.usage
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
+        input_tokens_details=InputDetails(usage.cached_tokens),
         output_tokens=usage.completion_tokens,
         output_tokens_details=OutputDetails(following.reasoning_tokens),
         total_tokens=usage.prompt_tokens + usage.completion_tokens,

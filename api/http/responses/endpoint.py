@@ -16,7 +16,8 @@ from tripower.api.http.tokens.work import TextWork
 def responses_routes(service: Service, work: TextWork) -> list[Route]:
     """The dialect's routes."""
     count = TokenEndpoint[ResponseIn](service, work, RESPONSE, count_input_tokens)
-    endpoint = DialectEndpoint[ResponseIn](service, RESPONSE, ResponseWriter)
+    names = {"messages": "input", "max_tokens": "max_output_tokens"}
+    endpoint = DialectEndpoint[ResponseIn](service, RESPONSE, ResponseWriter, names=names)
     return [
         Route("/v1/responses", endpoint, methods=["POST"], name="responses"),
         Route("/v1/responses/input_tokens", count, methods=["POST"], name="responses_input_tokens"),

@@ -35,7 +35,7 @@ StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 PASSED = frozenset(
     {
-        "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+        "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_retention",
         "prompt_cache_options", "max_tool_calls", "client_metadata", "annotations", "logprobs", "id", "status", "phase",
         "stream_options", "description", "moderation",
     }
@@ -96,6 +96,7 @@ class ResponseIn(msgspec.Struct, frozen=True, kw_only=True):
     min_p: Fraction | None = None
     seed: int | None = None
     stop: StopString | Annotated[tuple[StopString, ...], Meta(max_length=STOPS_MAX)] | None = None
+    prompt_cache_key: str | None = None
     ignore_eos: bool | None = None
     tools: tuple[FunctionIn, ...] | None = None
     tool_choice: str | NamedToolIn | None = None
@@ -133,7 +134,9 @@ class ResponseIn(msgspec.Struct, frozen=True, kw_only=True):
             stop=(self.stop,) if isinstance(self.stop, str) else self.stop or (),
             ignore_eos=bool(self.ignore_eos),
             sampling=self.sampling(),
+            prompt_cache_key=self.prompt_cache_key,
             format=self.output_format(),
+            format_param="text.format",
             chat=ChatOptions(tools=() if choice.mode == "none" else tools),
             tool_choice=choice,
         )

@@ -71,14 +71,17 @@ class FormatFields(msgspec.Struct, frozen=True, kw_only=True):
     grammar: Pattern | None = None
     json_schema: dict[str, Any] | None = None
 
-    def output_format(self) -> OutputFormat | None:
-        """What is asked for; None: anything. Raises `InvalidRequest` for several, and for one that says too little."""
+    def output_format(self) -> tuple[str, OutputFormat] | None:
+        """What is asked for, and the field that says so; None: anything.
+
+        Raises `InvalidRequest` for several, and for one that says too little.
+        """
         if not self._asks():
             return None
         found = list(self._formats())
         if len(found) > 1:
             raise InvalidRequest(f"{found[1][0]}: the format is given by {found[0][0]} already; give one", param=found[1][0])
-        return found[0][1] if found else None
+        return found[0] if found else None
 
     def _asks(self) -> bool:
         """The quick way for a request that says nothing."""

@@ -76,6 +76,8 @@ def load_accelerated(
         parameters=weights.elements,
         weight_bytes=weights.nbytes,
         state_bytes_per_token=kv_shape(decoder).bytes_per_position * KV_DTYPES[kv_type].itemsize // FLOAT_BYTES,
+        page_positions=pool.table.page_positions,
+        pages_max=pool.table.pages_max,
         threads=torch.get_num_threads() if device.type == "cpu" else 1,
         kernels=_described(device, precision, weights, kv_type),
     )

@@ -8,6 +8,10 @@ A slot that asks for it (`all_rows`) gets logits at all of its rows of a step, n
 begin at `first_logits`, one for each of its rows. Which of all rows of logits a slot draws from is `draw_at`, or -1; `row_draw` says it
 from the row's side. So a step of several rows for one slot can be read row by row, whoever else is in it.
 
+Behind its last token a slot may have guesses (`drafted` of them, for one step). Their rows are due like a first row. `DRAWS_ALL` draws at
+every row as if the tokens before it had come one by one; with `DRAWS_LATER` Python calls the draw for row after row, because a mask or
+penalties depend on what was drawn before. Either way Python finds out how far the guesses were right, and moves such a slot on.
+
 Rows are chosen as `runtime.engine.step_loop.plan_rows` does: one for everybody who has something pending, and what is left of the
 budget to prompts in slot order. While somebody decodes, the budget is a smaller one, counted in the cost of a decoding row: a row of
 a prompt costs more the further back it looks, so a long prompt takes fewer of them towards its end and running streams keep
@@ -25,7 +29,7 @@ from tripower.runtime.engine.step_table import NOT_DRAWN, SIGNAL_FD, SLOTS, STEP
 WORDS = (
     "control", "drawn", "evaluated", "slots_max",  # of the step table
     "ends", "tokens", "next", "end", "remaining", "output_index", "alive", "position", "step_rows",  # by slot
-    "all_rows", "first_logits", "draw_at",  # by slot
+    "all_rows", "first_logits", "draw_at", "drafted", "draws",  # by slot
     "row_token", "row_position", "row_slot", "drawn_row", "row_draw", "token_out", "item_row", "item_rows",  # of the step
     "counts", "shared", "halt", "rows_max", "drawn_max", "mixed_rows", "row_cost", "item_rows_max", "reporting", "experts_used",
     "sampling",
@@ -40,6 +44,9 @@ drawn rows likewise."""
 CLASS_MAX = (1, 2, 4, 8, 16, 1 << 30)
 """Largest number of rows of each class: a linear layer has a tile of its own for each of them."""
 COUNTS = CLASSES_FIRST + 2 * len(CLASS_MAX)
+
+DRAWS_LAST, DRAWS_ALL, DRAWS_LATER = range(3)
+"""`draws` of a slot: at the row that completes what is pending, at each of its rows, or at none in this step."""
 
 DECIDING = (ROWS, DRAWN, ITEMS)
 """As long as these stay, the tiles of all stages do."""
@@ -111,7 +118,9 @@ def _move_on(f: Function, slot: Value, rows: Value, cell: Value) -> None:
     f.store(b.add(f.load(position, slot, I64), rows), position, slot)
     known = f.load(ends, slot, I64)
     left = f.load(_word(f, words, "remaining"), slot, I64)
-    with b.if_then(b.icmp_signed("==", first, known)), b.if_else(b.icmp_signed(">", left, i64(0))) as (draw, spent):
+    plain = b.icmp_signed("==", f.load(_word(f, words, "draws"), slot, I64), i64(DRAWS_LAST))
+    complete = b.icmp_signed("==", first, known)
+    with b.if_then(b.and_(plain, complete)), b.if_else(b.icmp_signed(">", left, i64(0))) as (draw, spent):
         with draw:
             _take_draw(f, slot, known, left, cell)
         with spent:
@@ -147,9 +156,9 @@ def _emit_plan(module: ir.Module) -> None:
         f.store(i64(0), counts, which)
     waiting, decoding = f.variable(I64), f.variable(I64)
     with f.loop(i64(0), slots) as slot:
-        pending = _pending(f, slot)
-        waiting.add(b.zext(b.icmp_signed(">", pending, i64(0)), I64))
-        decoding.add(b.zext(b.icmp_signed("==", pending, i64(1)), I64))
+        pending, drafted = _pending(f, slot), f.load(_word(f, words, "drafted"), slot, I64)
+        waiting.add(b.add(b.zext(b.icmp_signed(">", pending, i64(0)), I64), drafted))
+        decoding.add(b.zext(b.icmp_signed("==", b.sub(pending, drafted), i64(1)), I64))
     rows_max = _word(f, words, "rows_max", I64)
     mixed = b.icmp_signed(">", decoding.get(), i64(0))
     budget = b.select(mixed, _word(f, words, "mixed_rows", I64), b.sub(rows_max, waiting.get()))
@@ -160,12 +169,13 @@ def _emit_plan(module: ir.Module) -> None:
     with b.if_then(mixed):
         cost_of_looking_back.set(_word(f, words, "row_cost", F64))
     with f.loop(i64(0), slots) as slot:
-        pending = _pending(f, slot)
+        pending, drafted = _pending(f, slot), f.load(_word(f, words, "drafted"), slot, I64)
         rows = f.variable(I64)
         f.store(i64(-1), _word(f, words, "draw_at"), slot)
         with b.if_then(b.icmp_signed(">", pending, i64(0))):
-            extra = _extra_rows(f, slot, pending, left, (room, logits_room), cost_of_looking_back.get())
-            rows.set(b.add(extra, i64(1)))
+            due = b.sub(pending, drafted)
+            extra = _extra_rows(f, slot, due, left, (room, logits_room), cost_of_looking_back.get())
+            rows.set(b.add(b.add(extra, drafted), i64(1)))
             b.call(module.globals["add_rows"], [words, slot, rows.get()])
         f.store(rows.get(), _word(f, words, "step_rows"), slot)
     _classify(f, counts)
@@ -209,6 +219,8 @@ def _emit_add_rows(module: ir.Module) -> None:
     following = f.load(_word(f, words, "next"), slot, I64)
     position = f.load(_word(f, words, "position"), slot, I64)
     tokens = f.load(_word(f, words, "tokens"), slot, PTR)
+    draws = f.load(_word(f, words, "draws"), slot, I64)
+    everywhere = b.icmp_signed("==", draws, i64(DRAWS_ALL))
     all_rows = b.icmp_signed("!=", f.load(_word(f, words, "all_rows"), slot, I64), i64(0))
     f.store(f.load(counts, DRAWN, I64), _word(f, words, "first_logits"), slot)
     with f.loop(i64(0), rows) as index:
@@ -217,15 +229,16 @@ def _emit_add_rows(module: ir.Module) -> None:
         f.store(b.trunc(b.add(position, index), I32), _word(f, words, "row_position"), row)
         f.store(b.trunc(slot, I32), _word(f, words, "row_slot"), row)
         with b.if_then(all_rows):
-            _add_logits(f, counts, row)
+            _add_logits(f, counts, row, b.select(everywhere, b.trunc(index, I32), i32(NOT_DRAWN)))
     f.store(b.add(first, rows), counts, ROWS)
     complete = b.icmp_signed("==", b.add(following, rows), f.load(_word(f, words, "end"), slot, I64))
     wanted = b.icmp_signed(">", f.load(_word(f, words, "remaining"), slot, I64), i64(0))
     with b.if_then(b.and_(complete, wanted)):
         with b.if_then(b.not_(all_rows)):
-            _add_logits(f, counts, b.sub(b.add(first, rows), i64(1)))
+            _add_logits(f, counts, b.sub(b.add(first, rows), i64(1)), i32(NOT_DRAWN))
         last = b.sub(f.load(counts, DRAWN, I64), i64(1))
-        f.store(i32(0), _word(f, words, "row_draw"), last)
+        with b.if_then(b.icmp_signed("==", draws, i64(DRAWS_LAST))):
+            f.store(i32(0), _word(f, words, "row_draw"), last)
         f.store(last, _word(f, words, "draw_at"), slot)
     size = _word(f, words, "item_rows_max", I64)
     with f.loop(i64(0), b.sdiv(b.sub(b.add(rows, size), i64(1)), size)) as item:
@@ -237,12 +250,12 @@ def _emit_add_rows(module: ir.Module) -> None:
     f.done()
 
 
-def _add_logits(f: Function, counts: Value, row: Value) -> None:
-    """One more row of logits, from which nothing is drawn so far."""
+def _add_logits(f: Function, counts: Value, row: Value, ahead: Value) -> None:
+    """One more row of logits, from which the slot's token `ahead` is drawn, or none so far."""
     b, words = f.b, f.args[0]
     drawn = f.load(counts, DRAWN, I64)
     f.store(b.trunc(row, I32), _word(f, words, "drawn_row"), drawn)
-    f.store(i32(NOT_DRAWN), _word(f, words, "row_draw"), drawn)
+    f.store(ahead, _word(f, words, "row_draw"), drawn)
     f.store(b.add(drawn, i64(1)), counts, DRAWN)
 
 

@@ -207,8 +207,8 @@ class NativeEngine(PagedEngine):
 
     def _positions_ahead(self, table: StepTable, slot: int) -> int:
         """Positions that a slot can reach at most: all that is pending, and what it may draw and evaluate after that."""
-        pending, steps = len(table.pending[slot]), table.steps_max - table.steps_done
-        drawn = min(max(int(table.remaining[slot]) - 1, 0), steps)
+        pending = len(table.pending[slot])
+        drawn = min(max(int(table.remaining[slot]) - 1, 0), self._usable.tokens_ahead(table, slot))
         return min(pending + drawn, self.info.context_max - int(table.position[slot]))
 
 

@@ -115,6 +115,8 @@ def _make_engine(
         parameters=model.parameters,
         weight_bytes=model.nbytes,
         state_bytes_per_token=program.pool.bytes_per_position,
+        page_positions=program.pool.table.page_positions,
+        pages_max=program.pool.table.pages_max,
         threads=threads,
         kernels=f"native code for {target.name}",
     )

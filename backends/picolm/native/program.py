@@ -65,16 +65,19 @@ class Program:
         self.key = (*kernels.key, tuple(sorted(tiles.items())))
         self._workers = Workers(kernels, threads=threads)
         self._plan = kernels.function("plan_step", ctypes.c_int64, ctypes.c_void_p)
+        self._draw = kernels.function("draw", None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
         self._words = zeros(len(WORDS), np.int64)
         self._words_at = address(self._words)
         self._fill_words()
         row_words = self._row_words()
+        draw_words = (*row_words, self.sampling.address, *(address(each) for each in self._draw_arrays()))
+        self._draw_words = np.array(draw_words, np.int64)
         places = Places(
             self.step,
             self.pool,
             self._ropes,
             self.logits,
-            (*row_words, self.sampling.address, *(address(each) for each in self._draw_arrays())),
+            draw_words,
             (*row_words, *(address(each) for each in self._report_arrays())),
             rows_max,
             self.drawn_max,
@@ -98,7 +101,7 @@ class Program:
                 output_index=int(table.output_index[slot]),
                 ends=table.ends[slot],
             )
-            remaining = min(remaining, table.steps_max - table.steps_done + 1)
+            remaining = min(remaining, self.tokens_ahead(table, slot) + 1)
             self.sampling.fill(
                 slot,
                 table.sampling[slot],
@@ -109,6 +112,11 @@ class Program:
             ahead = max(ahead, position + len(pending) + remaining)
             self.step.pages[slot, : len(pages[slot])] = pages[slot]
         self._prepare_angles(ahead)
+
+    def tokens_ahead(self, table: StepTable, slot: int) -> int:
+        """Tokens that a slot can draw at most in the steps to come."""
+        steps = table.steps_max - table.steps_done
+        return steps if table.drafter[slot] is None else steps * self.drawn_max
 
     def run(self, table: StepTable) -> None:
         """One native call: steps until the boundary halts."""
@@ -122,6 +130,12 @@ class Program:
     def plan(self) -> None:
         """Choose the rows of the next step, as `go` would at first; the slots' `step_rows` and `draw_at` tell of them."""
         self._plan(self._words_at)
+
+    def draw(self, row: int, ahead: int) -> int:
+        """Draw from a row of logits of the last step, as the token `ahead` behind its slot's output index. Between steps only."""
+        self.step.row_draw[row] = ahead
+        self._draw(self._draw_words.ctypes.data, row, self._workers.lane_scratch)
+        return int(self.step.token_out[row])
 
     def enter(self, table: StepTable) -> None:
         """State where native code reads and writes; after the slots' own wishes are stated."""
@@ -155,7 +169,7 @@ class Program:
             "ends": slots.ends, "tokens": slots.tokens, "next": slots.next, "end": slots.end, "remaining": slots.remaining,
             "output_index": slots.output_index, "alive": slots.alive, "position": slots.position,
             "step_rows": slots.step_rows, "all_rows": slots.all_rows, "first_logits": slots.first_logits,
-            "draw_at": slots.draw_at, "row_draw": step.row_draw, "row_token": step.row_token, "row_position": step.row_position,
+            "draw_at": slots.draw_at, "drafted": slots.drafted, "draws": slots.draws, "row_draw": step.row_draw, "row_token": step.row_token, "row_position": step.row_position,
             "row_slot": step.row_slot, "drawn_row": step.drawn_row, "token_out": step.token_out, "item_row": step.item_row,
             "item_rows": step.item_rows, "counts": step.counts, "shared": shared,
         }  # fmt: skip

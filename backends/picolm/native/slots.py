@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tripower.backends.picolm.native.boundary import DRAWS_LAST
 from tripower.backends.picolm.native.memory import address, zeros
 from tripower.runtime.engine.logprobs import NO_LOGPROBS
 
@@ -24,6 +25,7 @@ class Slots:
         self.next, self.end, self.remaining, self.output_index, self.alive, self.position = self._moved
         self.ends, self.tokens = (zeros(slots_max, np.int64) for _ in range(2))
         self.step_rows, self.all_rows, self.first_logits, self.draw_at = (zeros(slots_max, np.int64) for _ in range(4))
+        self.drafted, self.draws = (zeros(slots_max, np.int64) for _ in range(2))
         self.report_top = zeros(slots_max, np.int64)
         """Alternatives to report at each row of logits; -1: no report."""
         self._buffers: list[Array] = []
@@ -35,6 +37,8 @@ class Slots:
         self.alive[:] = 0
         self.step_rows[:] = 0
         self.all_rows[:] = 0
+        self.drafted[:] = 0
+        self.draws[:] = DRAWS_LAST
         self.draw_at[:] = -1
         self.report_top[:] = NO_LOGPROBS
 
@@ -61,13 +65,39 @@ class Slots:
         end = int(self.next[slot])
         return [int(token) for token in self._buffers[slot][end - self.step_rows[slot] : min(end + 1, int(self.end[slot]))]]
 
+    def put_drafts(self, slot: int, tokens: Sequence[int], draws: int) -> None:
+        """Let guesses follow a slot's last token in the next step, with logits at all rows."""
+        end = int(self.end[slot])
+        self._buffers[slot][end : end + len(tokens)] = tokens
+        self.end[slot] = end + len(tokens)
+        self.drafted[slot], self.draws[slot], self.all_rows[slot] = len(tokens), draws, 1
+
+    def take_run(self, slot: int, run: Sequence[int], *, goes_on: bool) -> None:
+        """Move a slot with guesses on, from where it stood before the step, by what was drawn. The last token may be none."""
+        count = len(run)
+        end, known = int(self.end[slot]), [token for token in run if token >= 0]
+        self._buffers[slot][end : end + len(known)] = known
+        self.next[slot] += count
+        self.position[slot] += count
+        self.end[slot] = end + len(known)
+        self.output_index[slot] += count
+        self.remaining[slot] -= count
+        self.alive[slot] = int(goes_on)
+
+    def drop_drafts(self, slots: Sequence[int]) -> None:
+        """The step with guesses is over: these slots draw as ever."""
+        self.drafted[slots], self.draws[slots], self.all_rows[slots] = 0, DRAWS_LAST, 0
+
     def save(self) -> Array:
         """What a step moves, to be put back by `restore`."""
         return self._moved.copy()
 
-    def restore(self, saved: Array) -> None:
-        """Take a step back."""
-        self._moved[:] = saved
+    def restore(self, saved: Array, slot: int | None = None) -> None:
+        """Take a step back, for all slots or one."""
+        if slot is None:
+            self._moved[:] = saved
+        else:
+            self._moved[:, slot] = saved[:, slot]
 
     def _marks(self, ends: frozenset[int]) -> Array:
         """uint8 [vocabulary], 1 at end tokens; one array for each set that was ever asked for, since they are few."""

@@ -1,10 +1,12 @@
-"""Jobs that need Python between two steps: a constraint is asked what may come next, and log probabilities are told.
+"""Jobs that need Python between two steps: a constraint is asked what may come next, log probabilities are told, drafters guess.
 
 The native loop is the same; it is entered for one step at a time, with a table of its own, so that nobody hears of a step before all
 of it is there. The slots are filled once. Only what such slots ask for is added: neighbours keep every bit.
 
 The order between two steps: reports, then the step's row in the public table and the signal, then `accept`. So a constraint stands
 where the committed tokens have brought it, also after a failure.
+
+As long as drafters have nothing to propose, and nobody needs anything else of Python, the native loop runs on the public table itself.
 """
 
 from __future__ import annotations
@@ -16,10 +18,12 @@ import sys
 import numpy as np
 from numpy.typing import NDArray
 
+from tripower.backends.picolm.native.drafts import StepDrafts
 from tripower.backends.picolm.native.kernels.sampler.report import NO_TOKEN, SUM_LARGEST, SUM_MASS
 from tripower.backends.picolm.native.program import Program
 from tripower.backends.sampling import LOGPROB_MIN, is_banning
 from tripower.runtime.engine import RowReport, StepRow, StepTable, TokenLogprobs
+from tripower.runtime.engine.drafts import tell_drafter
 from tripower.runtime.engine.logprobs import NO_LOGPROBS
 from tripower.runtime.engine.step_loop import ask_mask
 from tripower.runtime.engine.step_table import NOT_DRAWN, SIGNAL_FD, SLOTS, STEPS_DONE, STEPS_MAX, STOP, TURN
@@ -39,6 +43,7 @@ class Stepwise:
         self._constrained = [slot for slot in slots if table.constraint[slot] is not None]
         self._scoring = [slot for slot in slots if table.prompt_logprobs[slot] != NO_LOGPROBS]
         self._reporting = [slot for slot in slots if table.logprobs[slot] != NO_LOGPROBS or slot in self._scoring]
+        self._drafts = StepDrafts(program, table)
         for slot in self._reporting:
             program.slots.report_top[slot] = max(table.logprobs[slot], table.prompt_logprobs[slot])
         program.enter(self._single)
@@ -50,7 +55,7 @@ class Stepwise:
     def run(self) -> None:
         """Steps until nothing is pending, they are used up, or somebody has to be heard. Raises whatever a constraint does."""
         control = self._table.control
-        while self._step():
+        while self._run_ahead() or self._step():
             words = control.tolist()
             if words[STOP] or words[TURN] or words[STEPS_DONE] >= words[STEPS_MAX]:
                 return
@@ -59,19 +64,41 @@ class Stepwise:
         """Put the slots back to where the last committed step left them; whether there was anything to take back."""
         if self._before is None:
             return False
+        self._drafts.take_back()
         self._program.slots.restore(self._before[0])
         self._history_length[:] = self._before[1]
         self._before = None
         return True
+
+    def _run_ahead(self) -> bool:
+        """Steps without Python, as many as no drafter has anything to propose at; whether there were any."""
+        table, drafts = self._table, self._drafts
+        if self._constrained or self._reporting or (quiet := drafts.quiet_steps) < 2:
+            return False
+        control, first = table.control, table.steps_done
+        steps_max = table.steps_max
+        control[STEPS_MAX] = min(steps_max, first + quiet)
+        try:
+            self._program.enter(table)
+            self._program.go()
+        finally:
+            control[STEPS_MAX] = steps_max
+            self._program.enter(self._single)
+        for step in range(first, table.steps_done):
+            for slot in drafts.slots:
+                if table.drawn[step, slot] != NOT_DRAWN:
+                    tell_drafter(table, slot, [int(table.drawn[step, slot])], 0)
+        return table.steps_done > first
 
     def _step(self) -> bool:
         """One step; False if nothing is pending."""
         program, single = self._program, self._single
         for slot in self._scoring:
             program.slots.all_rows[slot] = program.slots.position[slot] + 1 < self._table.prompt_length[slot]
+        self._before = program.slots.save(), self._history_length.copy()
+        self._drafts.put()
         self._ask_constraints()
         single.control[STEPS_DONE] = 0
-        self._before = program.slots.save(), self._history_length.copy()
         program.go()
         if not single.control[STEPS_DONE]:
             self._before = None
@@ -92,11 +119,19 @@ class Stepwise:
 
     def _commit(self) -> None:
         table, single = self._table, self._single
+        assert self._before is not None
         evaluated, drawn = single.evaluated[0].tolist()[: table.slots], single.drawn[0].tolist()[: table.slots]
-        if reports := self._reports(evaluated, drawn):
+        runs = self._drafts.walk(self._before[0])
+        for slot, run in runs.items():
+            evaluated[slot], drawn[slot] = len(run), run[-1]
+        if reports := self._reports(evaluated, drawn, runs):
             table.reports[table.steps_done] = reports
+        if runs:
+            table.runs[table.steps_done] = {slot: tuple(run[:-1]) for slot, run in runs.items() if len(run) > 1}
+            table.proposed[table.steps_done] = {slot: len(guesses) for slot, guesses in self._drafts.proposed.items()}
         table.commit(evaluated, drawn)
         self._before = None
+        proposed = self._drafts.end_step()
         descriptor = int(table.control[SIGNAL_FD])
         if descriptor >= 0:
             os.write(descriptor, ONE)
@@ -106,8 +141,11 @@ class Stepwise:
                 self._reading.discard(slot)
             if constraint is not None and token >= 0 and token not in table.ends[slot]:
                 constraint.accept(token)
+        for slot in self._drafts.slots:
+            if drawn[slot] != NOT_DRAWN:
+                tell_drafter(table, slot, runs.get(slot, drawn[slot : slot + 1]), len(proposed.get(slot, ())))
 
-    def _reports(self, evaluated: list[int], drawn: list[int]) -> dict[int, RowReport]:
+    def _reports(self, evaluated: list[int], drawn: list[int], runs: dict[int, list[int]]) -> dict[int, RowReport]:
         program, table = self._program, self._table
         reports = {}
         for slot in self._reporting:
@@ -119,8 +157,16 @@ class Stepwise:
                 following = program.slots.step_tokens(slot)[1 : table.prompt_length[slot] - start]
                 report.prompt += prompt_logprobs(program, slot, following, table.prompt_logprobs[slot])
             draws = program.slots.draw_at[slot] >= 0 and table.logprobs[slot] != NO_LOGPROBS
+            at = int(program.slots.draw_at[slot])
+            if draws and slot in runs:
+                at = int(program.slots.first_logits[slot])
+                report.run = [
+                    token_logprobs(program, at + place, token, table.logprobs[slot])
+                    for place, token in enumerate(runs[slot][:-1])
+                ]
+                at += len(report.run)
             if draws and drawn[slot] >= 0:
-                report.drawn = token_logprobs(program, int(program.slots.draw_at[slot]), drawn[slot], table.logprobs[slot])
+                report.drawn = token_logprobs(program, at, drawn[slot], table.logprobs[slot])
             if in_prompt or draws:
                 reports[slot] = report
         return reports

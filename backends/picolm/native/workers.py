@@ -35,6 +35,11 @@ class Workers:
         self._pipes: list[_Wakeup] = []
         self._threads: list[threading.Thread] = []
 
+    @property
+    def lane_scratch(self) -> int:
+        """Address of the calling thread's memory, free between jobs."""
+        return self._lane_arguments[1]
+
     def start(self, stages: NDArray[np.int64], parts: NDArray[np.int64], boundary_words: NDArray[np.int64]) -> None:
         """Start the threads, for this program and no other. The arrays must outlive them. A failure leaves no thread."""
         assert len(stages) <= executor.STAGES_MAX and not self._threads

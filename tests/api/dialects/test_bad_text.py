@@ -72,3 +72,19 @@ async def test_deep_nesting_is_refused(depth: int) -> None:
             answer = await client.ask(path, body.encode(), headers={"x-tripower-strict": "1"})
             assert answer.status == 400, (path, body[:80], answer.body)
     assert server.runtime.requests == []
+
+
+@pytest.mark.parametrize("field", ["unknown", "audio"])
+@pytest.mark.parametrize("number", ["1e999", "-1e999"])
+async def test_a_number_out_of_range_is_refused_by_its_place_in_a_field_that_nobody_reads_too(field: str, number: str) -> None:
+    bodies = {
+        "/v1/responses": f'{{"input":"x","{field}":{{"deep":[1,{number}]}}}}',
+        "/v1/messages": f'{{"max_tokens":1,"messages":[{{"role":"user","content":"x"}}],"{field}":{{"deep":[1,{number}]}}}}',
+        "/v1/chat/completions": f'{{"messages":[{{"role":"user","content":"x"}}],"{field}":{{"deep":[1,{number}]}}}}',
+    }
+    async with serving(HELLO) as server, server.client() as client:
+        for path, body in bodies.items():
+            answer = await client.ask(path, body.encode())
+            assert answer.status == 400, (path, answer.body)
+            assert answer.error["param"] == f"{field}.deep[1]"
+    assert server.runtime.requests == []

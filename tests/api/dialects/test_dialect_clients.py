@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 from pydantic import BaseModel
@@ -32,9 +33,8 @@ def openai_client(server: Server) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
-def anthropic_client(server: Server) -> Any:
-    """Skips the test where the client is not installed: it is one of the extra `clients`."""
-    return pytest.importorskip("anthropic").AsyncAnthropic(base_url=server.url, api_key="none", max_retries=0)
+def anthropic_client(server: Server) -> anthropic.AsyncAnthropic:
+    return anthropic.AsyncAnthropic(base_url=server.url, api_key="none", max_retries=0)
 
 
 async def test_the_openai_client_reads_a_response_and_its_stream_alike() -> None:
@@ -127,7 +127,6 @@ async def test_the_anthropic_client_reads_a_message_and_its_stream_alike() -> No
 
 @pytest.mark.long
 async def test_the_anthropic_client_counts_and_hears_of_failures() -> None:
-    anthropic = pytest.importorskip("anthropic")
     turn: Any = {"messages": [{"role": "user", "content": "Hi"}], "model": "fake"}
     broken, slow = Script([tokens("a"), failed()]), Script([math.inf])
     full = Script(refusal=Overloaded("full", retry_after=1.0))

@@ -187,6 +187,14 @@ async def test_a_priority_comes_from_the_body_or_a_header(headers: dict[str, str
         assert server.runtime.requests[0].priority == expected
 
 
+@pytest.mark.parametrize(("path", "body"), [("/v1/responses", {"input": "Hi"}), ("/v1/messages", {"max_tokens": 3} | ASK)])
+async def test_dialects_without_a_field_for_it_have_the_header(path: str, body: Any) -> None:
+    async with serving(HELLO) as server:
+        assert (await server.ask(path, {"model": "fake"} | body, headers={"x-tripower-priority": "7"})).status == 200
+        assert server.runtime.requests[0].priority == 7
+        assert (await server.ask(path, {"model": "fake"} | body, headers={"x-tripower-priority": "101"})).status == 400
+
+
 @pytest.mark.parametrize("value", ["high", "101", "1.5", "", "9999999999"])
 async def test_a_priority_that_is_none_is_refused_by_its_header(value: str) -> None:
     async with serving(HELLO) as server:

@@ -9,8 +9,9 @@ import anthropic
 from tests.clients.scripts.report import CITY, MESSAGES, report, servers
 
 SERVER, CROWDED = servers()
-client = anthropic.Anthropic(base_url=SERVER.url, api_key=SERVER.key, max_retries=0)
-GREEDY: Any = {"model": "smollm2", "temperature": 0}
+client: Any = anthropic.Anthropic(base_url=SERVER.url, api_key=SERVER.key, max_retries=0)
+GREEDY: Any = {"model": "smollm2", "extra_body": {"temperature": 0}}
+"""The client's methods have lost the parameter; the service takes it all the same."""
 WEATHER: Any = {"name": "weather", "description": "The weather in a city", "input_schema": CITY}
 SLOW: Any = {"model": "slow", "messages": MESSAGES}
 
@@ -51,7 +52,7 @@ def called() -> Any:
     }
 
 
-def failure(crowded: anthropic.Anthropic, **options: Any) -> Any:
+def failure(crowded: Any, **options: Any) -> Any:
     try:
         crowded.messages.create(**options)
     except anthropic.APIStatusError as error:
@@ -62,14 +63,14 @@ def failure(crowded: anthropic.Anthropic, **options: Any) -> Any:
 
 
 def failures() -> Any:
-    crowded = anthropic.Anthropic(base_url=CROWDED.url, api_key=CROWDED.key, max_retries=0)
-    stranger = anthropic.Anthropic(base_url=CROWDED.url, api_key="tp-nobody-has-this", max_retries=0)
+    crowded: Any = anthropic.Anthropic(base_url=CROWDED.url, api_key=CROWDED.key, max_retries=0)
+    stranger: Any = anthropic.Anthropic(base_url=CROWDED.url, api_key="tp-nobody-has-this", max_retries=0)
     ignoring: Any = {"extra_body": {"ignore_eos": True}}
     late = failure(crowded, **SLOW, max_tokens=4000, extra_headers={"x-tripower-deadline-ms": "60"}, **ignoring)
     seen = {
         "key": failure(stranger, **SLOW, max_tokens=1),
         "model": failure(crowded, model="nonsense", messages=MESSAGES, max_tokens=1),
-        "field": failure(crowded, **SLOW, max_tokens=1, temperature=9),
+        "field": failure(crowded, **SLOW, max_tokens=1, extra_body={"temperature": 9}),
         "late": late,
     }
     with crowded.messages.create(**SLOW, max_tokens=4000, stream=True, **ignoring) as stream:

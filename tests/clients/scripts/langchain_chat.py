@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel
@@ -13,7 +13,7 @@ from tests.clients.scripts.report import QUESTION, report, servers
 
 [SERVER] = servers()
 OPTIONS: Any = {"base_url": SERVER.base_url, "api_key": SERVER.key, "max_retries": 0}
-model = ChatOpenAI(model="smollm2", temperature=0, max_tokens=60, **OPTIONS)
+model: Any = ChatOpenAI(model="smollm2", temperature=0, max_tokens=60, **OPTIONS)
 
 
 class City(BaseModel):
@@ -22,10 +22,12 @@ class City(BaseModel):
     city: str
 
 
-@tool
-def weather(city: str) -> str:
+def look_up(city: str) -> str:
     """The weather in a city."""
     return f"clear in {city}"
+
+
+weather: Any = tool("weather")(look_up)
 
 
 def invoked() -> Any:
@@ -35,7 +37,7 @@ def invoked() -> Any:
 
 def streamed() -> Any:
     chunks = list(model.stream(QUESTION, stream_usage=True))
-    whole = chunks[0]
+    whole: Any = chunks[0]
     for chunk in chunks[1:]:
         whole = whole + chunk
     return {"text": whole.content, "usage": whole.usage_metadata, "pieces": len(chunks)}
@@ -44,21 +46,22 @@ def streamed() -> Any:
 def called() -> Any:
     asked = HumanMessage("What is the weather in Oslo?")
     bound = model.bind_tools([weather], tool_choice="weather", parallel_tool_calls=False)
-    first: AIMessage = bound.invoke([asked])
+    first = bound.invoke([asked])
     [call] = first.tool_calls
-    result: ToolMessage = weather.invoke(call)
+    result = weather.invoke(call)
     second = model.invoke([asked, first, result])
     return {"name": call["name"], "arguments": call["args"], "result": result.content, "text": second.content}
 
 
 def structured() -> Any:
     """By the three methods that LangChain knows."""
-    methods = ("json_schema", "function_calling", "json_mode")
     seen = {}
-    for method in methods[:2]:
+    for method in ("json_schema", "function_calling"):
         found = model.with_structured_output(City, method=method).invoke(QUESTION)
         seen[method] = type(found).__name__
-    seen["json_mode"] = type(model.with_structured_output(None, method="json_mode").invoke(f"{QUESTION} Answer in JSON.")).__name__
+    seen["json_mode"] = type(
+        model.with_structured_output(None, method="json_mode").invoke(f"{QUESTION} Answer in JSON.")
+    ).__name__
     return seen
 
 

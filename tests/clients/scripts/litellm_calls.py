@@ -16,7 +16,11 @@ GREEDY: Any = {"model": "openai/smollm2", "temperature": 0, **OPTIONS}
 
 def completed() -> Any:
     whole = litellm.completion(messages=MESSAGES, max_tokens=12, **GREEDY)
-    return {"text": whole.choices[0].message.content, "usage": whole.usage.total_tokens, "reason": whole.choices[0].finish_reason}
+    return {
+        "text": whole.choices[0].message.content,
+        "usage": whole.usage.total_tokens,
+        "reason": whole.choices[0].finish_reason,
+    }
 
 
 def streamed() -> Any:
@@ -36,7 +40,9 @@ def called() -> Any:
 
 
 def plain() -> Any:
-    answer = litellm.text_completion(prompt="The capital of France is", max_tokens=6, **{**GREEDY, "model": "text-completion-openai/smollm2"})
+    answer = litellm.text_completion(
+        prompt="The capital of France is", max_tokens=6, **{**GREEDY, "model": "text-completion-openai/smollm2"}
+    )
     return answer.choices[0].text
 
 
@@ -57,7 +63,7 @@ def refused() -> Any:
     for name, options in cases.items():
         try:
             litellm.completion(**crowded, **options)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - which class it is, is the question
             seen[name] = type(error).__name__
     return seen
 

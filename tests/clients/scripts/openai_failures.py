@@ -16,7 +16,7 @@ LONG: Any = {"model": "slow", "messages": MESSAGES, "max_tokens": 4000, "extra_b
 SHORT: Any = {"model": "slow", "messages": MESSAGES, "max_tokens": 2}
 
 
-def client(key: str = SERVER.key, **options: Any) -> openai.OpenAI:
+def client(key: str = SERVER.key, **options: Any) -> Any:
     return openai.OpenAI(base_url=SERVER.base_url, api_key=key, **{"max_retries": 0, **options})
 
 

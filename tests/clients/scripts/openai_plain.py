@@ -9,7 +9,7 @@ import openai
 from tests.clients.scripts.report import report, servers
 
 [SERVER] = servers()
-client = openai.OpenAI(base_url=SERVER.base_url, api_key=SERVER.key, max_retries=0)
+client: Any = openai.OpenAI(base_url=SERVER.base_url, api_key=SERVER.key, max_retries=0)
 GREEDY: Any = {"model": "smollm2", "temperature": 0}
 PROMPT = "The capital of France is"
 

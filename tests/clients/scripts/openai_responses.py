@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from tests.clients.scripts.report import CITY, QUESTION, report, servers
 
 [SERVER] = servers()
-client = openai.OpenAI(base_url=SERVER.base_url, api_key=SERVER.key, max_retries=0)
+client: Any = openai.OpenAI(base_url=SERVER.base_url, api_key=SERVER.key, max_retries=0)
 GREEDY: Any = {"model": "smollm2", "temperature": 0}
 WEATHER: Any = {"type": "function", "name": "weather", "parameters": CITY, "strict": True}
 

@@ -38,6 +38,6 @@ def report(uses: Sequence[Callable[[], Any]]) -> None:
     for use in uses:
         try:
             seen[use.__name__] = use()
-        except Exception:
+        except Exception:  # noqa: BLE001 - what it was is in the report
             seen[use.__name__] = {"traceback": traceback.format_exc()}
     print(json.dumps(seen))

@@ -39,6 +39,18 @@ class Picky:
         assert int(self.allowed()[token // 32]) >> token % 32 & 1, "a token that the mask did not allow"
         self.accepted.append(token)
 
+    def valid_prefix(self, tokens: Sequence[int]) -> int:
+        ahead = Picky(self.seed)
+        ahead.accepted = list(self.accepted)
+        for place, token in enumerate(tokens):
+            if not int(ahead.allowed()[token // 32]) >> token % 32 & 1:
+                return place
+            ahead.accepted.append(token)
+        return len(tokens)
+
+    def take_back(self, count: int) -> None:
+        del self.accepted[len(self.accepted) - count :]
+
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence of a job. `constraint` is the seed of a `Picky`."""
@@ -74,9 +86,10 @@ def answers_of(table: StepTable) -> list[Answer]:
     for step in range(table.steps_done):
         for slot, answer in enumerate(answers):
             token = int(table.drawn[step, slot])
-            answer.drawn += [token] if token != NOT_DRAWN else []
+            answer.drawn += [*table.runs.get(step, {}).get(slot, ()), token] if token != NOT_DRAWN else []
             report = table.reports.get(step, {}).get(slot, RowReport())
             answer.prompt += report.prompt
+            answer.told += report.run
             answer.told += [report.drawn] if report.drawn is not None else []
     return answers
 

@@ -162,6 +162,7 @@ def new_table(
             constraint=member.get("constraint"),
             logprobs=member.get("logprobs", NO_LOGPROBS),
             prompt_logprobs=member.get("prompt_logprobs", NO_LOGPROBS),
+            drafter=member.get("drafter"),
         )
     return table
 

@@ -88,7 +88,7 @@ class Boundary:
             alive=slots.alive, position=slots.position, step_rows=slots.step_rows, row_token=step.row_token,
             row_position=step.row_position, row_slot=step.row_slot, drawn_row=step.drawn_row, token_out=step.token_out,
             row_draw=step.row_draw, all_rows=slots.all_rows, first_logits=slots.first_logits, draw_at=slots.draw_at,
-            drawn_max=ROWS_MAX,
+            drawn_max=ROWS_MAX, drafted=slots.drafted, draws=slots.draws,
             item_row=step.item_row, item_rows=step.item_rows, counts=step.counts, rows_max=rows_max, mixed_rows=mixed_rows,
             row_cost=cost, item_rows_max=ITEM_ROWS, experts_used=3,
         )  # fmt: skip

@@ -121,6 +121,13 @@ class SamplingSettings:
             own[:words], own[words:] = mask[:words], 0
         self._mask_in_use[slot] = self._mask_addresses[slot]
 
+    def append_history(self, slot: int, token: int) -> None:
+        """Add a token to what is kept of a slot, where a penalty looks at it. No kernel may run."""
+        length = int(self.records["history_length"][slot])
+        if length < self.records["history_capacity"][slot]:
+            self._arrays[slot][2][length] = token
+            self.records["history_length"][slot] = length + 1
+
     def history(self, slot: int) -> list[int]:
         """What is kept of a slot's tokens so far; empty where no penalty looks at it."""
         kept = self._arrays[slot][2]

@@ -1,0 +1,66 @@
+"""Asking a slot's drafter, and telling it what came: what every loop over a step table does alike.
+
+A drafter is advice. One that fails is not asked again by this job, and its sequence goes on a token at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from tripower.runtime.engine.constraint import Constraint, TokenMask
+from tripower.runtime.engine.step_table import StepTable
+
+log = logging.getLogger("tripower.steps")
+
+
+def ask_draft(table: StepTable, slot: int, most: int, rows_beside: int, vocabulary_size: int) -> list[int]:
+    """At most `most` tokens for a step that has `rows_beside` rows of others: none that ends the text or that a constraint forbids."""
+    drafter = table.drafter[slot]
+    if drafter is None or most < 1 or drafter.quiet:
+        return []
+    try:
+        tokens = list(drafter.propose(most, rows_beside))[:most]
+        ends = table.ends[slot]
+        for place, token in enumerate(tokens):
+            if not 0 <= token < vocabulary_size or token in ends:
+                del tokens[place:]
+                break
+        constraint = table.constraint[slot]
+        if tokens and constraint is not None:
+            del tokens[constraint.valid_prefix(tokens) :]
+    except Exception:
+        log.exception("a drafter failed: its sequence goes on without")
+        table.drafter[slot] = None
+        return []
+    return tokens
+
+
+def tell_drafter(table: StepTable, slot: int, drawn: Sequence[int], proposed: int) -> None:
+    """A committed step has drawn these tokens, of `proposed` guesses."""
+    drafter = table.drafter[slot]
+    if drafter is None or not drawn or drawn[-1] < 0:
+        return
+    try:
+        drafter.accept(drawn, proposed)
+    except Exception:
+        log.exception("a drafter failed: its sequence goes on without")
+        table.drafter[slot] = None
+
+
+def masks_along(constraint: Constraint, tokens: Sequence[int], first: TokenMask) -> list[TokenMask]:
+    """What may be drawn here (`first`, the constraint's mask) and behind each of `tokens`; the constraint stands here afterwards."""
+    masks, told = [first.copy()], 0
+    try:
+        for token in tokens:
+            constraint.accept(token)
+            told += 1
+            masks.append(constraint.mask().copy())
+    finally:
+        constraint.take_back(told)
+    return masks
+
+
+def share_rows(left: int, asking: int) -> int:
+    """How many of the rows that are left the next one of those who still ask may have: what one does not take, others may."""
+    return max(left, 0) // max(asking, 1)

@@ -1,0 +1,34 @@
+"""Drafts for exact speculation: where guesses come from, how many are worth their rows, and when to stop guessing.
+
+Model-neutral, synchronous and free of clocks. The engine that evaluates drafts knows `runtime.engine.drafting.Drafter` only.
+"""
+
+from tripower.runtime.speculation.controller import SLOWEST, Controller
+from tripower.runtime.speculation.drafter import AdaptiveDrafter, FixedDrafter, make_drafter, resolve
+from tripower.runtime.speculation.lookup import Lookup, Source
+from tripower.runtime.speculation.row_costs import DEFAULT_ROW_COSTS, RowCosts
+from tripower.runtime.speculation.settings import SpeculationSettings, Strategy, read_strategy
+from tripower.runtime.speculation.sharing import Pace, draft_room
+from tripower.runtime.speculation.simulate import Member, Simulation, simulate, simulate_together
+
+__all__ = [
+    "DEFAULT_ROW_COSTS",
+    "SLOWEST",
+    "AdaptiveDrafter",
+    "Controller",
+    "FixedDrafter",
+    "Lookup",
+    "Member",
+    "Pace",
+    "RowCosts",
+    "Simulation",
+    "Source",
+    "SpeculationSettings",
+    "Strategy",
+    "draft_room",
+    "make_drafter",
+    "read_strategy",
+    "resolve",
+    "simulate",
+    "simulate_together",
+]

@@ -1,0 +1,142 @@
+"""How many guessed tokens are worth their rows.
+
+A step with w guesses costs what the table says for its rows, and yields one token and the guesses that were right. From the rates at
+which this request's guesses were right so far follows what each width is expected to yield, and the width is taken that yields most
+for its cost. Rates are kept apart by what speaks for a guess (how long a suffix matched) and for the first guess of a draft and those behind it.
+
+Guesses are judged whether or not they were evaluated: what was drawn tells in hindsight, and costs no row. So a request that stopped
+drafting finds out without risk that drafting would pay again.
+
+Rates can be wrong, and somebody may want them to be. So there is a ledger. Before a step takes guesses, it is asked what all of them
+being wrong would do to the request's whole account, and only widths are allowed that leave it within 2 % of what plain steps would
+have cost. The bound therefore holds at every token of every text, by construction and not by luck.
+
+The idea of a width by expected tokens for their cost is that of Leviathan et al. 2023, "Fast Inference from Transformers via
+Speculative Decoding", section 3.4; measured rates and the ledger are ours. Nothing here reads a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tripower.runtime.speculation.row_costs import RowCosts
+
+SLOWEST = 0.98
+"""No request is slower than this, by steps and the table, against itself without speculation."""
+HOT_WIDTHS = (1, 2, 3, 4, 5, 7, 8, 11, 15, 23, 31, 47, 63, 64)
+"""Widths that are considered, besides none: few, so that an engine with a shape for each needs few shapes."""
+GRADES = (1, 2, 3, 5, 10)
+"""Matched tokens from which a guess belongs to the next grade."""
+GRADE_OF = tuple(sum(length <= matched for length in GRADES) for matched in range(GRADES[-1]))
+FIRST_RATES = (0.12, 0.35, 0.45, 0.62, 0.84, 0.95)
+"""By grade, how often the first guess of a draft is right before anything is known of this request."""
+NEXT_RATES = (0.55, 0.7, 0.72, 0.83, 0.9, 0.96)
+"""The same of a guess behind a right one."""
+PRIOR_WEIGHT = 3.0
+"""Guesses that the numbers above count for."""
+KEPT = 0.94
+"""What is left of a guess's weight with each further guess of its kind: the last 17 or so decide."""
+
+
+class Rate:
+    """How often guesses of one kind were right lately, between 0 and 1."""
+
+    __slots__ = ("_right", "_seen")
+
+    def __init__(self, prior: float) -> None:
+        self._seen = PRIOR_WEIGHT
+        self._right = PRIOR_WEIGHT * prior
+
+    @property
+    def value(self) -> float:
+        return self._right / self._seen
+
+    def count(self, right: bool) -> None:
+        """One more guess of this kind was right or wrong."""
+        self._seen = self._seen * KEPT + 1.0
+        self._right = self._right * KEPT + right
+
+
+class Ledger:
+    """What a request's steps have cost, and what plain steps would have; in units of a plain step alone."""
+
+    __slots__ = ("cost", "plain")
+
+    def __init__(self) -> None:
+        self.cost = 0.0
+        self.plain = 0.0
+
+    def affords(self, extra: float, price: float) -> bool:
+        """Whether a step may cost `extra` more than the `price` of its one certain token, and nothing come of it."""
+        return (self.cost + price + extra) * SLOWEST <= self.plain + price
+
+    def enter(self, extra: float, price: float, tokens: int) -> None:
+        """A step cost `price` and `extra`, and brought `tokens`, each of which costs `price` in a plain step."""
+        self.cost += price + extra
+        self.plain += price * tokens
+
+
+class Controller:
+    """Chooses the widths of one request's drafts by counts and by a table. Belongs to one thread at a time."""
+
+    def __init__(self, costs: RowCosts, *, width_max: int = DRAFT_ADAPTIVE) -> None:
+        self._costs = costs
+        self._widths = tuple(width for width in HOT_WIDTHS if width < width_max) + (width_max,)
+        self._first = [Rate(prior) for prior in FIRST_RATES]
+        self._next = [Rate(prior) for prior in NEXT_RATES]
+        self.ledger = Ledger()
+
+    def choose(self, most: int, matched: int, rows_beside: int) -> int:
+        """How many of `most` guesses to evaluate in a step that has `rows_beside` rows of others; 0 for none.
+
+        Others' rows are taken to bring a token each: what counts is the step's tokens for the step's cost.
+        """
+        costs, rows = self._costs, rows_beside + 1
+        grade = grade_of(matched)
+        first, following = self._first[grade].value, self._next[grade].value
+        plain, price = costs.step(rows), costs.share(rows)
+        best, best_yield = 0, rows / plain
+        expected, reach, counted = float(rows), first, 0
+        for width in self._widths:
+            width = min(width, most)
+            while counted < width:
+                expected += reach
+                reach *= following
+                counted += 1
+            cost = costs.step(rows + width)
+            if expected > best_yield * cost and self.ledger.affords(cost - plain, price):
+                best, best_yield = width, expected / cost
+            if width == most:
+                break
+        return best
+
+    def judge(self, guesses: Sequence[int], drawn: Sequence[int], matched: int) -> int:
+        """Learn from what was drawn where these were the guesses; how many were right."""
+        grade, right = grade_of(matched), 0
+        for guess, token in zip(guesses, drawn, strict=False):
+            rate = self._next[grade] if right else self._first[grade]
+            rate.count(guess == token)
+            if guess != token:
+                break
+            right += 1
+        return right
+
+    def judge_first(self, right: bool, matched: int) -> None:
+        """Learn from a guess that was not evaluated, by what was drawn in its place."""
+        self._first[grade_of(matched)].count(right)
+
+    def judge_next(self, right: bool, matched: int) -> None:
+        """Learn from a guess behind a right one, where neither was evaluated."""
+        self._next[grade_of(matched)].count(right)
+
+    def settle(self, proposed: int, tokens: int, rows_beside: int) -> float:
+        """A step with `proposed` guesses brought `tokens`; how many plain steps that saved, below 0 if it cost more."""
+        rows = rows_beside + 1
+        extra, price = self._costs.extra(rows, proposed), self._costs.share(rows)
+        self.ledger.enter(extra, price, tokens)
+        return tokens - 1 - extra / price
+
+
+def grade_of(matched: int) -> int:
+    """The kind of guess that a match of so many tokens makes."""
+    return GRADE_OF[matched] if matched < len(GRADE_OF) else len(GRADES)

@@ -1,0 +1,53 @@
+"""How many guessed rows a shared step may have, so that nobody's tokens come later for somebody else's drafts.
+
+A member of a batch sits through whole steps. Guessed rows make a step dearer for all of them, and those whose guesses are right get more
+tokens out of it. So each member has a pace: what the steps of late have cost it, beside what plain steps would have for as many tokens. A
+step gets only as many guessed rows as leave every member within 5 % of its plain pace even if all guesses are wrong. Members whose own guesses are
+right build up a margin; with a plain neighbour, or a chat, drafts get rows once in a while at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tripower.runtime.speculation.row_costs import RowCosts
+
+LATER_MAX = 1.05
+"""How much longer a token may take than in steps without guesses."""
+KEPT = 0.98
+"""What is left of a step's weight after each further one: some 50 steps make a pace, so that an old margin is no licence."""
+
+
+class Pace:
+    """What one member's tokens cost it lately: `cost` of the steps it sat through, `plain` of as many tokens in plain steps."""
+
+    __slots__ = ("cost", "plain")
+
+    def __init__(self) -> None:
+        self.cost = 0.0
+        self.plain = 0.0
+
+    def settle(self, costs: RowCosts, plain_rows: int, drafted_rows: int, tokens: int) -> None:
+        """A step with so many plain and guessed rows of everybody brought this member `tokens`."""
+        self.cost = self.cost * KEPT + costs.step(plain_rows + drafted_rows)
+        self.plain = self.plain * KEPT + costs.step(plain_rows) * tokens
+
+
+def draft_room(costs: RowCosts, paces: Iterable[Pace], plain_rows: int, most: int) -> int:
+    """How many guessed rows a step with `plain_rows` may have, at most `most`. `paces` are of all members that decode.
+
+    A member alone in its step has no neighbours, and its own drafter's ledger looks after it.
+    """
+    members = list(paces)
+    if len(members) < 2:
+        return most
+    plain = costs.step(plain_rows)
+    bound = min(LATER_MAX * (pace.plain * KEPT + plain) - pace.cost * KEPT for pace in members)
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if costs.step(plain_rows + middle) <= bound:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,85 @@
+"""Drafts in shared steps: nobody's tokens come later by more than the rule allows."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tripower.runtime.speculation import (
+    Lookup,
+    Member,
+    Pace,
+    RowCosts,
+    SpeculationSettings,
+    draft_room,
+    make_drafter,
+    simulate_together,
+)
+from tripower.runtime.speculation.drafter import AdaptiveDrafter
+from tripower.runtime.speculation.sharing import LATER_MAX
+
+EVEN = RowCosts((1.0, 1.1, 1.3, 1.6, 2.4))
+STEEP = RowCosts((1.0, 1.0, 1.2, 2.13, 4.28))
+
+
+def test_a_member_alone_has_all_the_room() -> None:
+    assert draft_room(EVEN, [Pace()], 1, 8) == 8
+    assert draft_room(EVEN, [], 0, 8) == 8
+
+
+def test_free_rows_are_shared_without_a_limit() -> None:
+    assert draft_room(RowCosts((1.0,)), [Pace(), Pace()], 2, 30) == 30
+
+
+def test_beside_a_plain_neighbour_room_is_saved_up_and_spent() -> None:
+    """A twentieth of a step is saved with each plain one, until it is enough for a row."""
+    paces, rooms = [Pace(), Pace()], []
+    for _ in range(12):
+        rooms.append(draft_room(EVEN, paces, 2, 8))
+        for pace in paces:
+            pace.settle(EVEN, 2, rooms[-1], 1)
+    assert rooms[0] == 0
+    assert 1 <= sum(rooms) <= 8
+
+
+def test_right_guesses_make_room() -> None:
+    paces = [Pace(), Pace()]
+    for pace in paces:
+        pace.settle(EVEN, 2, 4, 3)
+    assert draft_room(EVEN, paces, 2, 6) == 6
+
+
+@pytest.mark.parametrize("costs", [EVEN, STEEP])
+@settings(deadline=None, max_examples=15)
+@given(
+    outputs=st.lists(st.lists(st.integers(0, 3), min_size=2, max_size=80), min_size=2, max_size=5),
+    plain=st.integers(0, 2),
+)
+def test_no_neighbours_tokens_come_later_than_the_rule_allows(costs: RowCosts, outputs: list[list[int]], plain: int) -> None:
+    """Few different tokens, so that everybody guesses all the time and is wrong most of it."""
+    members = [
+        Member(output, None if index < plain else make_drafter(SpeculationSettings(), [0, 1, 2] * 5, costs))
+        for index, output in enumerate(outputs)
+    ]
+    simulate_together(members, costs)
+    assert all(member.at == len(member.output) for member in members)
+    assert all(member.cost <= LATER_MAX * member.plain + 1e-9 for member in members)
+
+
+def test_copies_beside_each_other_are_faster_together() -> None:
+    def members(speculate: bool) -> list[Member]:
+        texts = [list(range(start, start + 90)) for start in (0, 1000)]
+        return [Member(text, AdaptiveDrafter(Lookup(text, grows=True), EVEN) if speculate else None) for text in texts]
+
+    assert simulate_together(members(False), EVEN) > 1.5 * simulate_together(members(True), EVEN)
+
+
+def test_a_plain_neighbour_of_a_copy_loses_no_more_than_its_twentieth() -> None:
+    text = list(range(200))
+    noise = random.Random(3).sample(range(1000, 9000), 200)
+    plain = Member(noise, None)
+    simulate_together([plain, Member(text, AdaptiveDrafter(Lookup(text, grows=True), EVEN))], EVEN)
+    assert plain.cost <= LATER_MAX * plain.plain
