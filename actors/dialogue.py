@@ -85,6 +85,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     tool_choice: ToolChoice = ToolChoice()
     progress: bool = False
     """Whether `PromptProgress` is wanted while the prompt is evaluated."""
+    draft_max: int | None = None
+    """Longest guess in tokens where the service guesses; 0 guesses nothing; None: as the service is set. No answer depends on it."""
     caller: Caller = ANYBODY
     request_id: str = ""
     """Whatever whoever asks calls it; told with the seat that it has, and nothing else."""
@@ -162,6 +164,9 @@ class Timings(msgspec.Struct, frozen=True):
     wait_seconds: float
     prefill_seconds: float
     decode_seconds: float
+    drafted: int = 0
+    accepted: int = 0
+    """Guessed tokens that were evaluated, and those of them that were right."""
 
 
 class GenerationFinished(Message, frozen=True):

@@ -20,6 +20,8 @@ from tripower.runtime.kernel import DeadlineExceeded, InvalidRequest
 
 INPUTS_MAX = 2048
 """As many as OpenAI takes."""
+ROW_TOKENS_MAX = 1 << 16
+"""More than any encoder takes, and little enough to be looked at on the loop."""
 TEXTS_PER_CALL = 64
 """Texts that the tokenizer gets at once: between two calls a caller that has left is noticed."""
 WHOLE = -1
@@ -45,7 +47,9 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         if isinstance(self.input, str):
             return [("input", self.input)]
         if self.input and isinstance(self.input[0], int):
-            return [("input", tuple(_only(int, each, f"input[{index}]") for index, each in enumerate(self.input)))]
+            if len(self.input) > ROW_TOKENS_MAX:  # before each of them is looked at
+                raise _refused(f"a row has at most {ROW_TOKENS_MAX} token ids, even to be truncated: send its beginning", "input")
+            return [("input", tuple([_only(int, each, f"input[{index}]") for index, each in enumerate(self.input)]))]
         return [(place := f"input[{index}]", _only(str | tuple, each, place)) for index, each in enumerate(self.input)]
 
 
@@ -172,7 +176,7 @@ def make_rows(
             _check_ids(place, each, info)
         if len(row) > limit and truncate is None:
             raise InvalidRequest(
-                f"{place} has {len(row)} tokens, and this model takes {limit}: shorten it, or send truncate: true",
+                f"this model's maximum context length is {limit} tokens; {place} has {len(row)}: shorten it, or send truncate: true",
                 code="context_length_exceeded",
                 param=place,
             )

@@ -91,7 +91,7 @@ class Generation:
         prepared = self._prepared = await self._prepare(ready)
         self.prompt, self.text, self.plan, self.seed = prepared.prompt, prepared.text, prepared.plan, prepared.seed
         self._outlet = Outlet(prepared.room)
-        parts = AnswerParts(self._outlet, prepared.constraint)
+        parts = AnswerParts(self._outlet, prepared.constraint, prepared.drafter)
         enqueued = await ready.queue.ask(prepared.message, deadline=self._deadline, live=parts)
         self._queue, self.ticket = ready.queue, enqueued.ticket
 

@@ -36,6 +36,7 @@ from tripower.actors.queueing import (
     QueueStatistics,
     SeatStatistics,
     SettleQueue,
+    SpeculationStatistics,
 )
 from tripower.backends.text.stream import TextStream
 from tripower.runtime.admission import Gate
@@ -89,6 +90,7 @@ class ModelQueueActor(Actor[Command]):
         self._live: dict[int, QueuedGeneration] = {}
         self._seen_steps = 0
         self._failures = 0
+        self._speculative_seconds = 0.0
         self._closing = self._expiring = False
 
     def _new_table(self) -> StepTable:
@@ -166,14 +168,15 @@ class ModelQueueActor(Actor[Command]):
         )
         self._live[ticket] = generation
         if seated:
-            self._seat(generation, now)
-            self._advance()
+            member = self._seat(generation, now)
+            if not (member.held and self._batch.running):  # who is held can wait for the end of the job
+                self._advance()
         return Enqueued(ticket)
 
-    def _seat(self, generation: QueuedGeneration, now: float) -> None:
+    def _seat(self, generation: QueuedGeneration, now: float) -> Member[QueuedGeneration]:
         request = generation.request
         generation.seated_at = now
-        generation.member = self._batch.join(
+        generation.member = member = self._batch.join(
             request.prompt,
             max_tokens=request.max_tokens,
             sampling=request.sampling,
@@ -184,7 +187,8 @@ class ModelQueueActor(Actor[Command]):
             prompt_logprobs=request.prompt_logprobs,
             drafter=generation.drafter,
         )
-        self._reuse.begin(self._batch, generation.member, now)
+        self._reuse.begin(self._batch, member, now)
+        return member
 
     def _leave(self, message: Leave) -> None:
         generation = self._live.pop(message.ticket, None)
@@ -234,6 +238,7 @@ class ModelQueueActor(Actor[Command]):
     def _start_job(self) -> None:
         """Order steps for everybody in the batch; for nobody, only what has been left behind is closed."""
         self._seen_steps = 0
+        self._reuse.release(self._batch, trio.current_time())
         for member in self._batch.members:
             member.rank = self.gate.rank(member.owner.ticket)
         keeping, opening = self._batch.plan(self._table, steps_max=self._limits.steps_per_job)
@@ -290,7 +295,7 @@ class ModelQueueActor(Actor[Command]):
             if member.max_tokens == 0 and member.evaluated == len(member.prompt):
                 self._reuse.count(member)
                 self._finish(generation, "length", now)
-        if self._expire_members(now):
+        if self._expire_members(now) or self._reuse.release(self._batch, now):
             self._table.request_stop()
         if self.gate.can_admit:
             self._table.request_stop()
@@ -298,8 +303,7 @@ class ModelQueueActor(Actor[Command]):
     def _take_token(self, member: Member[QueuedGeneration], token: int, now: float) -> None:
         generation = member.owner
         if token == INVALID_LOGITS:
-            what = "logits that are not finite" if member.constraint is None else "no token that the answer's format allows"
-            self._fail(generation, DeviceFailed(f"the model gave {what}", code="invalid_logits"))
+            self._fail(generation, no_token_error(member.constraint))
             return
         told = member.take_told()
         generation.taken += 1
@@ -321,13 +325,21 @@ class ModelQueueActor(Actor[Command]):
     def _finish(self, generation: QueuedGeneration, reason: str, now: float, stopped_by: str | int | None = None) -> None:
         member = generation.member
         assert member is not None
-        member.cut(generation.taken)
+        self._batch.cut(member, generation.taken)
         del self._live[generation.ticket]
         self._batch.finish(member)
         self._end_state(member)
         self.gate.leave(generation.ticket, served=tokens_served(member))
         first = generation.first_token_at or now
-        timings = Timings(generation.seated_at - generation.arrived_at, first - generation.seated_at, now - first)
+        timings = Timings(
+            generation.seated_at - generation.arrived_at,
+            first - generation.seated_at,
+            now - first,
+            member.proposed,
+            member.accepted,
+        )
+        if member.drafter is not None:
+            self._speculative_seconds += timings.decode_seconds
         usage = Usage(len(member.prompt), len(member.output), member.reused)
         self._books.count_completed(
             now - generation.seated_at, prompt_tokens=usage.prompt_tokens, generated_tokens=usage.completion_tokens
@@ -392,6 +404,12 @@ class ModelQueueActor(Actor[Command]):
         for member in self._batch.members:
             self._fail(member.owner, error)
 
+    def _speculation(self) -> SpeculationStatistics | None:
+        settings = self._limits.speculation
+        if settings is None:
+            return None
+        return SpeculationStatistics(self._engine.info.backend, settings.strategy.value, self._speculative_seconds)
+
     def is_live(self, ticket: int) -> bool:
         """Whether a request still waits or runs here."""
         return ticket in self._live
@@ -405,6 +423,7 @@ class ModelQueueActor(Actor[Command]):
             positions_max=positions_max,
             seats=tuple(map(seat_statistics, batch.members)),
             prefix=self._reuse.statistics(),
+            speculation=self._speculation(),
         )
 
 

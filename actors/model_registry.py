@@ -172,7 +172,7 @@ class ModelRegistryActor(Actor[Command]):
     async def _ensure_loaded(self, message: EnsureLoaded) -> Any:
         entry = await self._entry(message.name)
         if entry.state == "loaded" and entry.loaded is not None and entry.queue is not None:
-            return ReadyModel(message.name, entry.queue, entry.loaded, entry.standing)
+            return ReadyModel(message.name, entry.queue, entry.loaded, entry.standing, self._limits.queue.speculation)
         envelope = self.envelope
         if not entry.waiters:
             entry.wanted = next(self._turns)
@@ -320,7 +320,7 @@ class ModelRegistryActor(Actor[Command]):
         entry.loaded_at, entry.standing = trio.current_time(), Standing()
         entry.queue = self._spawn_queue(entry, outcome)
         for envelope in waiters:
-            envelope.answer(ReadyModel(message.name, entry.queue, outcome, entry.standing))
+            envelope.answer(ReadyModel(message.name, entry.queue, outcome, entry.standing, self._limits.queue.speculation))
         if not entry.source.pinned and self._limits.residency.keep_alive_seconds < math.inf:
             self.start_soon(self._keep, entry, entry.queue, name=f"keep {message.name}")
         if self._limits.residency.models_max and not entry.source.pinned:
@@ -403,6 +403,7 @@ class ModelRegistryActor(Actor[Command]):
             parameters=info.parameters if info else 0,
             size_bytes=info.weight_bytes if info else 0,
             threads=info.threads if info else 0,
+            pinned=entry.source.pinned,
             error=entry.error,
         )
 

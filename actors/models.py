@@ -23,6 +23,7 @@ from tripower.runtime.kernel import (
     Message,
     Ref,
 )
+from tripower.runtime.speculation import SpeculationSettings
 
 
 @attrs.define(eq=False)
@@ -41,6 +42,8 @@ class ReadyModel:
     queue: Ref[Any]
     loaded: LaneModel | LoadedDelegate
     standing: Standing = attrs.field(factory=Standing, eq=False)
+    speculation: SpeculationSettings | None = None
+    """How its tokens are guessed."""
 
     @property
     def info(self) -> EngineInfo:
@@ -100,6 +103,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int = 0
     size_bytes: int = 0
     threads: int = 0
+    pinned: bool = False
+    """Whether it was named at the start."""
     error: str = ""
 
 

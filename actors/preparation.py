@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import attrs
 import msgspec
@@ -17,6 +18,7 @@ from tripower.actors.constraining import new_constraint
 from tripower.actors.delegate_preparation import PLAIN_PROMPT_TOKENS, delegate_question, unsupported_key
 from tripower.actors.delegate_queue import OUTLET_ROOM, GenerateText
 from tripower.actors.dialogue import GenerationRequest, SamplingChoices
+from tripower.actors.drafting import narrowed, new_drafter
 from tripower.actors.models import ReadyModel
 from tripower.actors.queueing import Generate, outlet_room
 from tripower.actors.request_checks import texts_of
@@ -24,6 +26,7 @@ from tripower.actors.template_variables import known_variables
 from tripower.backends.sampling import check_sampling
 from tripower.runtime.engine import (
     AnswerPlan,
+    ChatMessage,
     Constraint,
     EngineInfo,
     LoadedDelegate,
@@ -33,13 +36,19 @@ from tripower.runtime.engine import (
     TextLayer,
 )
 from tripower.runtime.engine.contract import ROW_ABILITIES
+from tripower.runtime.engine.drafting import Drafter
 from tripower.runtime.engine.encoder import LoadedEncoder
 from tripower.runtime.engine.logprobs import NO_LOGPROBS
 from tripower.runtime.kernel import InvalidRequest
 from tripower.runtime.prefix_cache import namespace_of
+from tripower.runtime.speculation import SpeculationSettings
 
-INLINE_CHARACTERS = 16_384
+INLINE_CHARACTERS = 4096
 """Longer text is rendered and tokenised in a worker thread, so that it does not hold up the loop."""
+MESSAGE_CHARACTERS = 32
+"""What a message costs to render beside its content, in characters of it."""
+Work = TypeVar("Work")
+
 UNKNOWN_VOCABULARY = 1 << 31
 """Ids that a delegate's tokens may have, where it does not tell how many there are."""
 
@@ -62,15 +71,24 @@ class Prepared:
     text: TextLayer | None = None
     """What spells tokens; None where only the engine can."""
     constraint: Constraint | None = None
+    drafter: Drafter | None = None
+    speculation: SpeculationSettings | None = None
+    """What another drafter of the same request is made by."""
+    info: EngineInfo | None = None
     vocabulary_size: int = 0
     """Of the engine; what another constraint of the same request is made for."""
 
 
 async def prepare(ready: ReadyModel, request: GenerationRequest) -> Prepared:
-    """Check and translate a request. Blocks for long texts and for formats only. Raises `InvalidRequest`."""
+    """Check and translate a request. Blocks for long texts and for formats only. Raises `InvalidRequest`.
+
+    A model that must call nothing is not told of the tools: the prompt of `tool_choice: none` is the one without them.
+    """
+    if request.tool_choice.mode == "none" and request.chat.tools:
+        request = msgspec.structs.replace(request, chat=msgspec.structs.replace(request.chat, tools=()))
     match ready.loaded:
         case LoadedModel():
-            return await prepare_rows(ready.loaded, request)
+            return await prepare_rows(ready.loaded, request, ready.speculation)
         case LoadedDelegate():
             return prepare_delegate(ready.loaded, request)
         case LoadedEncoder():
@@ -90,11 +108,19 @@ async def prepare_choice(prepared: Prepared, request: GenerationRequest) -> Prep
     constraint = await new_constraint(
         prepared.plan.format, prepared.text, prepared.vocabulary_size, request.format_param
     )
-    return attrs.evolve(prepared, message=msgspec.structs.replace(message, sampling=sampling), constraint=constraint)
+    drafter = None
+    if prepared.info is not None:
+        settings = narrowed(prepared.speculation, request.draft_max)
+        drafter = await new_drafter(settings, prepared.info, prepared.prompt, message.max_tokens)
+    return attrs.evolve(
+        prepared, message=msgspec.structs.replace(message, sampling=sampling), constraint=constraint, drafter=drafter
+    )
 
 
-async def prepare_rows(loaded: LoadedModel, request: GenerationRequest) -> Prepared:
-    """Tokens, sampling, limits and the constraint for an engine of rows."""
+async def prepare_rows(
+    loaded: LoadedModel, request: GenerationRequest, speculation: SpeculationSettings | None = None
+) -> Prepared:
+    """Tokens, sampling, limits, the constraint and the drafter for an engine of rows."""
     info, text = loaded.engine.info, loaded.text
     if request.chat.arguments:
         request = msgspec.structs.replace(request, chat=known_variables(request.chat, text.chat_template))
@@ -138,6 +164,9 @@ async def prepare_rows(loaded: LoadedModel, request: GenerationRequest) -> Prepa
         constraint=None
         if plan.format is None
         else await new_constraint(plan.format, text, info.vocabulary_size, request.format_param),
+        drafter=await new_drafter(narrowed(speculation, request.draft_max), info, prompt, max_tokens),
+        speculation=speculation,
+        info=info,
         vocabulary_size=info.vocabulary_size,
     )
 
@@ -209,7 +238,7 @@ async def _tokens(request: GenerationRequest, info: EngineInfo, text: TextLayer)
     _check_length(request, info, text)
     if request.messages is not None:
         messages, options = request.messages, request.chat
-        size = sum(len(message.content) for message in messages)
+        size = size_of(messages)
         if not options.tools:
             return await _run(size, lambda: text.render_chat(messages, options))
         return await _run(INLINE_CHARACTERS + 1, lambda: text.render_chat(messages, options))
@@ -217,8 +246,15 @@ async def _tokens(request: GenerationRequest, info: EngineInfo, text: TextLayer)
         prompt = request.prompt
         return await _run(len(prompt), lambda: text.tokenize(prompt))
     tokens = list(request.prompt or ())
-    _check_tokens("prompt", tokens, info)
+    if len(tokens) > info.context_max:
+        choose_max_tokens(request, len(tokens), info.context_max)  # refuses it, before each of very many is looked at
+    await _run(len(tokens), lambda: _check_tokens("prompt", tokens, info))
     return tokens
+
+
+def size_of(messages: Sequence[ChatMessage]) -> int:
+    """How much there is to render, in characters: very many messages without content are work too."""
+    return sum(len(message.content) + MESSAGE_CHARACTERS for message in messages)
 
 
 def _check_length(request: GenerationRequest, info: EngineInfo, text: TextLayer) -> None:
@@ -232,7 +268,7 @@ def _check_length(request: GenerationRequest, info: EngineInfo, text: TextLayer)
         )
 
 
-async def _run(size: int, work: Callable[[], list[int]]) -> list[int]:
+async def _run(size: int, work: Callable[[], Work]) -> Work:
     if size <= INLINE_CHARACTERS:
         return work()
     return await trio.to_thread.run_sync(work, abandon_on_cancel=True)  # it only computes: who has left need not wait for it

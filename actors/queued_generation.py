@@ -75,6 +75,10 @@ class QueuedGeneration:
     """Whether the stream's beginning has been said: with the first step's news, so that it costs no wake-up of its own."""
     parts_told: int = 0
     """Of `PROGRESS_PARTS`."""
+    leader: Member[QueuedGeneration] | None = None
+    """The member whose prompt this one waits for, and"""
+    wanted: int = 0
+    """how much of it."""
     missed: str = ""
     """Why nothing of the prompt was there already."""
     scored: bool = False

@@ -14,6 +14,7 @@ from tripower.runtime.engine.drafting import Drafter
 from tripower.runtime.engine.logprobs import NO_LOGPROBS
 from tripower.runtime.kernel import Ask, Message, Outlet, Unavailable
 from tripower.runtime.prefix_cache import PrefixSettings, PrefixStatistics
+from tripower.runtime.speculation import SpeculationSettings
 
 
 class Generate(Ask["Enqueued"], frozen=True):
@@ -109,6 +110,8 @@ class QueueLimits:
     steps_per_job: int
     rows_max: int
     mixed_rows: int = 0
+    speculation: SpeculationSettings | None = None
+    """How tokens are guessed; None: not at all. Read by whoever prepares requests."""
     prefix: PrefixSettings | None = None
     """What is kept of prompts for whoever asks again; None: nothing."""
 
@@ -125,6 +128,14 @@ class SeatStatistics(msgspec.Struct, frozen=True, kw_only=True):
     generated: int
     tokens_max: int
     sampling: SamplingParameters
+
+
+class SpeculationStatistics(msgspec.Struct, frozen=True):
+    """By what a queue's tokens are guessed, and the time that such answers took after their first tokens; counts are the batch's."""
+
+    backend: str
+    strategy: str
+    decode_seconds: float
 
 
 class QueueStatistics(msgspec.Struct, frozen=True):
@@ -151,6 +162,8 @@ class QueueStatistics(msgspec.Struct, frozen=True):
     """Where states are reused."""
     seats: tuple[SeatStatistics, ...] = ()
     """The seats that are taken, the longest taken first, where a queue shows them: not of engines that run requests by themselves."""
+    speculation: SpeculationStatistics | None = None
+    """None where nothing is guessed."""
 
     @property
     def state_share(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +13,29 @@ from tripower.runtime.engine.logprobs import TOP_LOGPROBS_MAX
 from tripower.runtime.kernel import InvalidRequest
 from tripower.runtime.prefix_cache import check_key
 
-PRIORITY_MAX = 100
+INT_MAX = 2**31 - 1
+RANGES: Mapping[str, tuple[float, float]] = {
+    "max_tokens": (0, INT_MAX),
+    "min_tokens": (0, INT_MAX),
+    "temperature": (0, 2),
+    "top_k": (0, INT_MAX),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "repeat_penalty": (0.01, 10),
+    "repeat_last_n": (-1, INT_MAX),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "logit_bias": (-100, 100),
+    "logprobs": (0, TOP_LOGPROBS_MAX),
+    "prompt_logprobs": (0, TOP_LOGPROBS_MAX),
+    "priority": (-100, 100),
+}
+"""Whichever way a request comes in: OpenAI's where OpenAI has the option, else what the sampler can compute with.
+
+HTTP says the same in the types of its requests, which is where its errors and its OpenAPI document come from; a test compares them.
+"""
+SAMPLING = tuple(name for name in RANGES if name in SamplingChoices.__struct_fields__ and name != "logit_bias")
+LOGIT_BIAS_ENTRIES_MAX = 1024
 STOP_TOKENS_MAX = 256
 _NO_SAMPLING = SamplingChoices()
 _NO_OPTIONS = ChatOptions()
@@ -27,11 +49,11 @@ def check_request(request: GenerationRequest) -> None:
     if request.prompt_cache_key is not None:
         check_key(request.prompt_cache_key)
     _check_lengths(request)
-    _check_range("priority", request.priority, -PRIORITY_MAX, PRIORITY_MAX)
+    _check_range("priority", request.priority)
     if request.logprobs is not None:
-        _check_range("logprobs", request.logprobs, 0, TOP_LOGPROBS_MAX)
+        _check_range("logprobs", request.logprobs)
     if request.prompt_logprobs is not None:
-        _check_range("prompt_logprobs", request.prompt_logprobs, 0, TOP_LOGPROBS_MAX)
+        _check_range("prompt_logprobs", request.prompt_logprobs)
     if request.sampling != _NO_SAMPLING:
         _check_sampling(request.sampling)
     for param, text in texts_of(request):
@@ -57,10 +79,9 @@ def texts_of(request: GenerationRequest) -> Iterator[tuple[str, str]]:
 
 
 def _check_lengths(request: GenerationRequest) -> None:
-    if request.max_tokens is not None and request.max_tokens < 0:
-        raise InvalidRequest("max_tokens must not be negative", param="max_tokens")
-    if request.min_tokens < 0:
-        raise InvalidRequest("min_tokens must not be negative", param="min_tokens")
+    if request.max_tokens is not None:
+        _check_range("max_tokens", request.max_tokens)
+    _check_range("min_tokens", request.min_tokens)
     if request.max_tokens is not None and request.min_tokens > request.max_tokens:
         raise InvalidRequest(
             f"min_tokens {request.min_tokens} is above max_tokens {request.max_tokens}: lower it", param="min_tokens"
@@ -71,23 +92,21 @@ def _check_lengths(request: GenerationRequest) -> None:
         raise InvalidRequest(f"stop_token_ids has at most {STOP_TOKENS_MAX} entries", param="stop_token_ids")
 
 
-def _check_range(name: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
+def _check_range(name: str, value: float) -> None:
+    least, most = RANGES[name]
+    if not least <= value <= most:  # also what is no number
         raise InvalidRequest(f"{name} is from {least} to {most}, not {value}", param=name)
 
 
 def _check_sampling(sampling: SamplingChoices) -> None:
-    """Ranges outside of which a setting has no meaning. What is not finite, or too large to compute with, is found with the model."""
-    for name in ("temperature", "top_k"):
-        value = getattr(sampling, name)
-        if value is not None and value < 0:
-            raise InvalidRequest(f"{name} must not be negative", param=name)
-    for name in ("top_p", "min_p"):
-        value = getattr(sampling, name)
-        if value is not None and not 0 <= value <= 1:
-            raise InvalidRequest(f"{name} is from 0 to 1", param=name)
-    if sampling.repeat_last_n is not None and sampling.repeat_last_n < -1:
-        raise InvalidRequest("repeat_last_n is -1 for the whole context, or not negative", param="repeat_last_n")
+    """What needs no model. Whether a token that `logit_bias` names exists is found with the model."""
+    for name in SAMPLING:
+        if (value := getattr(sampling, name)) is not None:
+            _check_range(name, value)
+    if len(sampling.logit_bias) > LOGIT_BIAS_ENTRIES_MAX:
+        raise InvalidRequest(f"logit_bias has at most {LOGIT_BIAS_ENTRIES_MAX} entries", param="logit_bias")
+    for _, bias in sampling.logit_bias:
+        _check_range("logit_bias", bias)
 
 
 def _check_unicode(param: str, text: str) -> None:

@@ -48,6 +48,7 @@ from tripower.runtime.kernel import (
     open_port,
 )
 from tripower.runtime.prefix_cache import PrefixSettings
+from tripower.runtime.speculation import SpeculationSettings
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -187,16 +188,22 @@ def toy_plan(
     steps_per_job: int = 256,
     source: str = "toy",
     prefix: PrefixSettings | None = None,
+    speculation: SpeculationSettings | None = None,
     **changes: Any,
 ) -> RuntimePlan:
     """A plan with the toy as its only model, called `toy`: for tests and for benches of everything but the engine.
 
-    Nothing is kept of prompts, unless `prefix` says how much.
+    Nothing is kept of prompts, unless `prefix` says how much, and nothing is guessed, unless `speculation` says how.
     """
     from tripower.backends.toy import ToyBackend
 
     queue = QueueLimits(
-        members_max=members_max, waiting_max=waiting_max, steps_per_job=steps_per_job, rows_max=256, prefix=prefix
+        members_max=members_max,
+        waiting_max=waiting_max,
+        steps_per_job=steps_per_job,
+        rows_max=256,
+        prefix=prefix,
+        speculation=speculation,
     )
     plan = RuntimePlan(
         backends={"toy": ToyBackend()},

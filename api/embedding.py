@@ -24,13 +24,16 @@ from tripower.actors.embedding import WHOLE, EmbeddingRequest, Embeddings
 from tripower.actors.generation import Generation
 from tripower.actors.models import ModelCard
 from tripower.actors.runtime import Health, Runtime, RuntimePlan, open_actors
+from tripower.api.embedding_options import format_of, tools_of
 from tripower.api.plan import find_any, find_source, make_plan
-from tripower.runtime.configuration import Configuration, check_configuration
+from tripower.runtime.configuration import Configuration, check_configuration, nearest
 from tripower.runtime.engine import ChatMessage, OutputFormat, Progress, ToolChoice, ToolDefinition
 from tripower.runtime.kernel import NEVER, ActorStatistics, InvalidRequest, deadline_after
 from tripower.runtime.store import Store
 
 SEEDS = 2**64
+NOT_OPTIONS = frozenset({"model", "messages", "prompt", "sampling", "chat"})
+"""Fields of a request that are put together here."""
 
 
 class GenerationOptions(TypedDict, total=False):
@@ -61,9 +64,9 @@ class GenerationOptions(TypedDict, total=False):
     prompt_logprobs: int | None
     """The same at each token of the prompt: one `PromptScored`."""
     format: OutputFormat | Mapping[str, Any] | None
-    """What the answer has to look like, such as `JsonSchemaFormat(schema)` or `{"type": "json_schema", "schema": schema}`."""
+    """What the answer has to look like: `JsonSchemaFormat(schema)`, OpenAI's `response_format`, or a JSON schema as it is."""
     tools: Sequence[ToolDefinition | Mapping[str, Any]]
-    """Functions that may be called. `Generation.message` tells of calls."""
+    """Functions that may be called: `ToolDefinition`s, their fields, or OpenAI's form. `Generation.message` tells of calls."""
     tool_choice: ToolChoice | Mapping[str, Any] | str
     """`"auto"`, `"none"`, `"required"`, or a `ToolChoice` that names one."""
     template_arguments: Mapping[str, Any]
@@ -72,12 +75,23 @@ class GenerationOptions(TypedDict, total=False):
     """The answer goes on where the last message, the assistant's, ends."""
     progress: bool
     """Whether `PromptProgress` is wanted while the prompt is evaluated."""
+    prompt_cache_key: str | None
+    """Evaluated prompts are shared only among the requests with this key."""
+    cache_prompt: bool
+    """False: none is reused and none kept. Neither changes the answer."""
     priority: int
     """-100 to 100; higher goes first."""
     deadline: float | None
     """Absolute, on Trio's clock. It bounds loading, waiting and generating."""
     timeout: float | None
     """The same in seconds from the call on; the earlier one counts."""
+
+
+OPTIONS = (
+    {*GenerationOptions.__annotations__, *GenerationRequest.__struct_fields__, *SamplingChoices.__struct_fields__}
+    - NOT_OPTIONS
+)  # fmt: skip
+"""Every option by name; some of the request's fields are for programs that stand between a caller and the runtime."""
 
 
 class EmbeddedRuntime:
@@ -212,6 +226,11 @@ async def open_planned(plan: RuntimePlan) -> AsyncIterator[Runtime]:
 
 
 def _messages(messages: Iterable[ChatMessage | Mapping[str, Any]]) -> tuple[ChatMessage, ...]:
+    if isinstance(messages, str | Mapping | ChatMessage):
+        raise InvalidRequest(
+            'a conversation is a list of messages, as in [{"role": "user", "content": "Hello!"}]; `complete` continues a text',
+            param="messages",
+        )
     try:
         return tuple(
             message if isinstance(message, ChatMessage) else msgspec.convert(dict(message), ChatMessage) for message in messages
@@ -229,11 +248,18 @@ def make_request(
 ) -> GenerationRequest:
     """The request that these options stand for. Raises `InvalidRequest` naming the option that is unknown or of the wrong type."""
     sampling = set(SamplingChoices.__struct_fields__)
+    _check_names(options)
     given = {name: value for name, value in options.items() if value is not None}
     if isinstance(given.get("stop"), str):
         given["stop"] = (given["stop"],)
     if isinstance(given.get("logit_bias"), Mapping):
         given["logit_bias"] = tuple(given["logit_bias"].items())
+    if given.get("top_k") == -1:  # as over HTTP: all of them
+        given["top_k"] = 0
+    if "tools" in given:
+        given["tools"] = tools_of(given["tools"])
+    if "format" in given:
+        given["format"] = format_of(given["format"])
     fields = {name: value for name, value in given.items() if name not in sampling}
     _put_conversation_options(fields)
     fields["sampling"] = {name: value for name, value in given.items() if name in sampling}
@@ -248,6 +274,12 @@ def make_request(
         raise InvalidRequest("a seed has at most 64 bits", param="seed")
     sampling_choices = msgspec.structs.replace(request.sampling, seed=seed % SEEDS)
     return msgspec.structs.replace(request, sampling=sampling_choices)
+
+
+def _check_names(options: Mapping[str, Any]) -> None:
+    for name in options:
+        if name not in OPTIONS:
+            raise InvalidRequest(f"{name} is no option{nearest(name, sorted(OPTIONS))}", param=name)
 
 
 def _put_conversation_options(fields: dict[str, Any]) -> None:

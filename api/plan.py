@@ -39,12 +39,14 @@ from tripower.api.pull.resolve import stored_path
 from tripower.api.pull.sources import looks_like_source, split_name
 from tripower.backends.model_file import is_complete_checkpoint
 from tripower.runtime.configuration import Configuration
-from tripower.runtime.configuration.settings import EngineSettings, SchedulerSettings
+from tripower.runtime.configuration.settings import EngineSettings, SchedulerSettings, SpeculationChoices
 from tripower.runtime.engine import Backend, DelegateBackend, LoadedModel, LoadSpecification, Progress
 from tripower.runtime.engine.encoder import LoadedEncoder
 from tripower.runtime.host import Defaults, HostLimits, ModelNeeds, choose_defaults, read_host_limits
 from tripower.runtime.kernel.errors import InvalidConfiguration, InvalidRequest
 from tripower.runtime.prefix_cache import PrefixSettings
+from tripower.runtime.speculation import SpeculationSettings, Strategy, read_strategy
+from tripower.runtime.speculation import resolve as resolve_strategy
 from tripower.runtime.store import Store, checked_name
 
 DEFAULT_ENGINE = EngineSettings()
@@ -220,6 +222,7 @@ def make_plan(
                 rows_max=max(each.prefill_rows.value for each in chosen),
                 mixed_rows=max(each.mixed_rows.value for each in chosen),
                 prefix=prefix_settings(configuration.scheduler),
+                speculation=speculation_settings(configuration.speculation),
             ),
             residency=Residency(
                 keep_alive_seconds=configuration.engine.keep_alive_s or math.inf, models_max=configuration.engine.models_max
@@ -229,6 +232,14 @@ def make_plan(
         device=lane_name(configuration, files),
         stall_seconds=configuration.engine.stall_s,
     )
+
+
+def speculation_settings(choices: SpeculationChoices) -> SpeculationSettings | None:
+    """How tokens are guessed; None where they are not. Raises `InvalidConfiguration` for a mode that no model supports."""
+    strategy = read_strategy(choices.mode, param="speculation.mode")
+    if resolve_strategy(strategy) is Strategy.OFF:
+        return None
+    return SpeculationSettings(strategy=strategy, draft_max=choices.draft_max)
 
 
 def prefix_settings(scheduler: SchedulerSettings) -> PrefixSettings | None:

@@ -13,6 +13,8 @@ BENCHES = {
     "engine": ("tripower.bench.engine.command", "the engine without HTTP, against what the machine allows"),
     "gpu": ("tripower.bench.gpu", "a CUDA device: is it right, what do graphs bring, how near is the bandwidth limit?"),
     "structured": ("tripower.bench.structured.command", "answers held to a JSON schema: are they valid, what does it cost?"),
+    "prefix": ("tripower.bench.prefix.command", "prompts that begin alike: what reuse saves, what a miss costs"),
+    "speculative": ("tripower.bench.speculative.command", "guessed tokens: what they bring, and that no answer changes"),
     "overload": ("tripower.bench.overload.command", "ten times the capacity, a noisy key, a crowd of connections"),
     "mix": ("tripower.bench.serving.mix", "streams that run while a long prompt arrives"),
     "soak": ("tripower.bench.serving.soak", "many streams for many minutes: does memory grow, is anything lost?"),

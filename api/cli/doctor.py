@@ -15,11 +15,10 @@ import msgspec
 
 from tripower.api.cli import exit_codes
 from tripower.api.cli.doctor_engines import engines
+from tripower.api.cli.doctor_listener import listener
 from tripower.api.cli.settings import configure_logs, read_configuration
 from tripower.api.cli.terminal import size
-from tripower.api.http.auth import keys_configured, load_keys
-from tripower.api.http.binding import bind
-from tripower.api.http.listening.exposure import check_exposure
+from tripower.api.http.auth import load_keys
 from tripower.api.version import VERSION
 from tripower.runtime.configuration import Configuration
 from tripower.runtime.host import HostLimits, choose_defaults, read_host_limits
@@ -65,7 +64,8 @@ def examine(configuration: Configuration) -> Iterator[Finding]:
     yield from store(Store())
     yield from engine_findings(configuration, Store())
     yield from keys(configuration)
-    yield from listener(configuration)
+    for found in listener(configuration):
+        yield Finding("listener", found.name, found.value, found.reason, found.state)
 
 
 def machine(host: HostLimits) -> Iterator[Finding]:
@@ -162,38 +162,6 @@ def keys(configuration: Configuration) -> Iterator[Finding]:
         return
     names = ", ".join(key.name or key.identity for key in found[:8])
     yield Finding("listener", "API keys", str(len(found)), names, "ok" if found else "note")
-
-
-def listener(configuration: Configuration) -> Iterator[Finding]:
-    """Whether `serve` would find its port free, or is there already."""
-    server = configuration.server
-    address = f"{server.host} port {server.port}" if server.tcp else server.unix_socket
-    try:
-        check_exposure(server, has_keys=keys_configured(configuration))
-        with bind(configuration.server):
-            yield Finding("listener", address, "free")
-    except TripowerError as error:
-        if error.code == "port_in_use" and is_ours(configuration):
-            yield Finding("listener", address, "in use", "a tripower server answers there", "note")
-        else:
-            yield Finding("listener", address, "not to be had", error.message, "fail")
-
-
-def is_ours(configuration: Configuration) -> bool:
-    """Whether a tripower server answers where we would listen. Blocks for a second at most."""
-    import http.client
-
-    from tripower.api.http.binding import reachable
-
-    host = reachable(configuration.server.host).strip("[]")
-    connection = http.client.HTTPConnection(host, configuration.server.port, timeout=1.0)
-    try:
-        connection.request("GET", "/ready")
-        return "ready" in msgspec.json.decode(connection.getresponse().read(), type=dict[str, object])
-    except (OSError, http.client.HTTPException, msgspec.MsgspecError):
-        return False
-    finally:
-        connection.close()
 
 
 MARKS = {"ok": " ", "note": "!", "fail": "x"}

@@ -22,7 +22,8 @@ class LogWriter(logging.Handler):
     def __init__(self, descriptor: int) -> None:
         super().__init__()
         self._descriptor = descriptor
-        self._lines: deque[str] = deque()
+        self._lines: deque[str | threading.Event] = deque()
+        """An event is set when the lines before it are written."""
         self._dropped = 0
         self._waiting = threading.Event()
         self._ending = threading.Event()
@@ -38,6 +39,14 @@ class LogWriter(logging.Handler):
         if not self._waiting.is_set():
             self._waiting.set()
 
+    def flush(self) -> None:
+        """Wait until what was logged so far is written, for at most a second: what is said next then comes after it. Blocks."""
+        if self._thread.is_alive():
+            written = threading.Event()
+            self._lines.append(written)
+            self._waiting.set()
+            written.wait(CLOSE_SECONDS)
+
     def close(self) -> None:
         """Write what is left, for at most a second. Idempotent."""
         self._ending.set()
@@ -50,11 +59,15 @@ class LogWriter(logging.Handler):
             self._waiting.wait()
             self._ending.wait(GATHER_SECONDS)
             self._waiting.clear()
-            lines, self._dropped, dropped = [self._lines.popleft() for _ in range(len(self._lines))], 0, self._dropped
+            gathered, self._dropped, dropped = [self._lines.popleft() for _ in range(len(self._lines))], 0, self._dropped
+            lines = [each for each in gathered if isinstance(each, str)]
             if dropped:
                 lines.append(f"({dropped} log lines were dropped: nobody read them)")
             if lines:
                 self._write("\n".join(lines).encode(errors="replace") + b"\n")
+            for each in gathered:
+                if isinstance(each, threading.Event):
+                    each.set()
 
     def _write(self, data: bytes) -> None:
         with suppress(OSError):  # a reader that has gone does not end the service

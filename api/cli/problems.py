@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Sequence
 
 from tripower.api.cli import exit_codes
@@ -12,6 +13,8 @@ CURES = {
     "chat_template_missing": "this model has no chat template: continue plain text with `tripower run MODEL --raw PROMPT`",
 }
 """Where the message of an error speaks of HTTP, what to do on the command line."""
+KEY_VARIABLE = "TRIPOWER_API_KEY"
+UNAUTHORISED = 401
 
 
 class ServerRefused(TripowerError):
@@ -50,5 +53,15 @@ def describe(causes: Sequence[BaseException]) -> tuple[str, int]:
     if isinstance(error, CannotConnect):
         return error.message, exit_codes.NO_CONNECTION
     if isinstance(error, ServerRefused):
-        return f"{error.status} {error.code}: {error.message}" if error.message else f"{error.status}", exit_codes.REFUSED
+        return refused(error), exit_codes.REFUSED
     return CURES.get(error.code, error.message), exit_codes.REFUSED
+
+
+def refused(error: ServerRefused) -> str:
+    """What a server said, and for want of a key where to put one."""
+    said = f"{error.status} {error.code}: {error.message}" if error.message else f"{error.status}"
+    if error.status != UNAUTHORISED:
+        return said
+    if os.environ.get(KEY_VARIABLE):
+        return f"{said}; the key in {KEY_VARIABLE} is not one of the server's: set it to one that is"
+    return f"{said}; set {KEY_VARIABLE} to your key, which is then sent"

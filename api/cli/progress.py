@@ -23,13 +23,14 @@ REFRESH_SECONDS = 0.08
 LINE_SECONDS = 5.0
 """Between two lines about the same stage, where there is no terminal."""
 LASTS_SECONDS = 0.3
-QUICK_IF_KEPT = ("code", "tiles", "certificate")
+QUICK_IF_KEPT = ("code", "tiles", "certificate", "costs")
 STAGES = {
     "engine": "starting the engine for",
     "weights": "loading",
     "code": "generating code for",
     "tiles": "choosing tile sizes for",
-    "certificate": "proving exactness of",
+    "certificate": "checking that answers do not depend on other requests, for",
+    "costs": "measuring how long steps take, for",
     "self-test": "testing",
 }
 
@@ -90,7 +91,7 @@ class Lines:
 
     def loading(self, name: str) -> LoadProgress:
         def show(stage: str, fraction: float) -> None:
-            words = STAGES.get(stage, stage).removesuffix(" for").removesuffix(" of")
+            words = STAGES.get(stage, stage).removesuffix(" for").removesuffix(" of").removesuffix(",")
             if stage in QUICK_IF_KEPT:
                 self._tell_if_it_lasts(name, stage, words)
             elif fraction < 1:

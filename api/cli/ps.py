@@ -13,9 +13,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tripower.api.cli import exit_codes
 from tripower.api.cli.arguments import URL
+from tripower.api.cli.connection import mapped_errors, open_client
 from tripower.api.cli.interrupts import Interrupts, run_until_interrupted
 from tripower.api.cli.problems import StreamCut
-from tripower.api.cli.remote import mapped_errors, open_client, refusal
+from tripower.api.cli.remote import refusal
 from tripower.api.cli.settings import configure_logs
 from tripower.api.cli.terminal import size, table
 
@@ -46,20 +47,22 @@ class ModelFigures(msgspec.Struct, kw_only=True):
     """Of prompts that may be reused."""
     reused_share: float = 0.0
     """Of the tokens of prompts, those that did not have to be evaluated again."""
+    tokens_per_pass: float = 0.0
+    """Tokens that a step gives an answer with guesses; 0 where nothing is guessed."""
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Print a table, or JSON. Returns the exit code: 0 if the server says that nothing is wrong."""
     configure_logs(arguments, normally="silent")
     url = arguments.url or os.environ.get("TRIPOWER_URL") or URL
-    figures = run_until_interrupted(partial(ask, url))
+    figures = run_until_interrupted(partial(ask, url, cacert=arguments.cacert))
     print(msgspec.json.encode(figures).decode() if arguments.json else shown(figures))
     return exit_codes.REFUSED if figures.status == "failing" else exit_codes.OK
 
 
-async def ask(url: str, interrupts: Interrupts | None = None) -> Figures:
+async def ask(url: str, interrupts: Interrupts | None = None, *, cacert: str | None = None) -> Figures:
     """Ask the server. Blocks. Raises `CannotConnect` and `ServerRefused`."""
-    async with open_client(url) as client:
+    async with open_client(url, cacert=cacert) as client:
         with mapped_errors(client):
             health = msgspec.json.decode(await _get(client, "health", also=503))
             models = msgspec.json.decode(await _get(client, "v1/models"))
@@ -100,6 +103,7 @@ def read_figures(url: str, health: dict[str, Any], models: dict[str, Any], metri
                 completed=int(samples.get(("tripower_requests_total", model["id"], "completed"), 0)),
                 kept_bytes=int(samples.get(("tripower_prefix_bytes", model["id"]), 0)),
                 reused_share=_reused_share(samples, model["id"]),
+                tokens_per_pass=_tokens_per_pass(samples, model["id"]),
             )
             for model in models["data"]
         ],
@@ -107,13 +111,21 @@ def read_figures(url: str, health: dict[str, Any], models: dict[str, Any], metri
 
 
 def _reused_share(samples: dict[tuple[str, ...], float], model: str) -> float:
-    reused, evaluated = (samples.get(("tripower_prefix_tokens_total", model, kind), 0.0) for kind in ("reused", "evaluated"))
+    # labels come in the order of their names
+    reused, evaluated = (samples.get(("tripower_prefix_tokens_total", kind, model), 0.0) for kind in ("reused", "evaluated"))
     return reused / (reused + evaluated) if reused else 0.0
+
+
+def _tokens_per_pass(samples: dict[tuple[str, ...], float], model: str) -> float:
+    def total(name: str) -> float:
+        return sum(value for key, value in samples.items() if key[0] == f"tripower_speculative_{name}_total" and model in key)
+
+    return round(total("emitted_tokens") / passes, 2) if (passes := total("target_passes")) else 0.0
 
 
 def shown(figures: Figures) -> str:
     """The table for people."""
-    rows = [("MODEL", "STATE", "CONTEXT", "PARAMETERS", "MEMORY", "KEPT", "REUSED", "ANSWERED")]
+    rows = [("MODEL", "STATE", "CONTEXT", "PARAMETERS", "MEMORY", "KEPT", "REUSED", "PER PASS", "ANSWERED")]
     for model in figures.models:
         rows.append(
             (
@@ -124,6 +136,7 @@ def shown(figures: Figures) -> str:
                 size(model.size_bytes) if model.size_bytes else "-",
                 size(model.kept_bytes) if model.kept_bytes else "-",
                 f"{model.reused_share:.0%}" if model.reused_share else "-",
+                f"{model.tokens_per_pass:.1f}" if model.tokens_per_pass else "-",
                 str(model.completed),
             )
         )

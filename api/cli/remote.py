@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import msgspec
 import trio
 
 from tripower.api.cli.answers import TEMPERATURE, Question, Show, Summary
-from tripower.api.cli.event_stream import EventReader, EventTooLong
-from tripower.api.cli.problems import CannotConnect, ServerRefused, StreamCut
-from tripower.api.pull.responses import is_loopback
-from tripower.runtime.kernel import InvalidRequest, TripowerError, deadline_after, within
+from tripower.api.cli.connection import mapped_errors
+from tripower.api.cli.event_stream import EventReader
+from tripower.api.cli.problems import ServerRefused, StreamCut
+from tripower.runtime.kernel import TripowerError, deadline_after, within
 
 ERROR_BYTES_MAX = 1 << 20
-CONNECT_SECONDS = 10.0
 LAST_SECONDS = 1.0
 """After the end mark, for the end of the body."""
 DONE = "[DONE]"
@@ -153,44 +149,6 @@ class _Reading:
             first_token_seconds=self._first - self._began if self._first else None,
             tokens_per_second=self._timings.predicted_per_second or measured,
         )
-
-
-@asynccontextmanager
-async def open_client(url: str) -> AsyncIterator[httpx.AsyncClient]:
-    """A client for this base address, which may have a path. Raises `InvalidRequest` when it is none.
-
-    `TRIPOWER_API_KEY` is sent as a bearer token. A loopback address is never reached through a proxy.
-    """
-    base = base_address(url)
-    key = os.environ.get("TRIPOWER_API_KEY")
-    async with httpx.AsyncClient(
-        base_url=base,
-        headers={"authorization": f"Bearer {key}"} if key else {},
-        timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
-        trust_env=not is_loopback(urlsplit(base).hostname or ""),
-    ) as client:
-        yield client
-
-
-def base_address(url: str) -> str:
-    """The address without query and fragment, and without a final `/v1`, which people copy along. Raises `InvalidRequest`."""
-    parts = urlsplit(url if "//" in url else f"http://{url}")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise InvalidRequest(f"{url} is no address of a server: expected something like http://127.0.0.1:8420", param="url")
-    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}/"
-
-
-@contextmanager
-def mapped_errors(client: httpx.AsyncClient) -> Iterator[None]:
-    """Turn what httpx raises into errors that say what to do."""
-    try:
-        yield
-    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        raise CannotConnect(
-            f"no server answers at {str(client.base_url).rstrip('/')}: start one with `tripower serve MODEL`, or name another with --url"
-        ) from error
-    except (httpx.HTTPError, EventTooLong) as error:
-        raise StreamCut(f"the connection to {client.base_url} failed: {error or type(error).__name__}") from error
 
 
 async def refusal(response: httpx.Response) -> ServerRefused:

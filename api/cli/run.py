@@ -73,9 +73,10 @@ def question_of(arguments: argparse.Namespace, prompt: str) -> Question:
 async def open_service(arguments: argparse.Namespace, configuration: Configuration) -> AsyncIterator[Service]:
     """The model here, or the one behind `--url`."""
     if arguments.url:
-        from tripower.api.cli.remote import RemoteService, open_client
+        from tripower.api.cli.connection import open_client
+        from tripower.api.cli.remote import RemoteService
 
-        async with open_client(arguments.url) as client:
+        async with open_client(arguments.url, cacert=arguments.cacert) as client:
             yield RemoteService(client, arguments.model)
     else:
         from tripower.api.cli.local import open_local

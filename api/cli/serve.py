@@ -22,10 +22,10 @@ from tripower.actors.models import ReadyModel
 from tripower.actors.runtime import Runtime, RuntimePlan
 from tripower.api.cli import exit_codes
 from tripower.api.cli.local import obtain_model, short_name
-from tripower.api.cli.progress import progress_display
+from tripower.api.cli.progress import Display, progress_display
 from tripower.api.cli.reload import hangups, reload_at_hangups
 from tripower.api.cli.serve_banner import banner
-from tripower.api.cli.settings import configure_logs, log_as_json, read_configuration, wait_without_spinning
+from tripower.api.cli.settings import configure_logs, flush_logs, log_as_json, read_configuration, wait_without_spinning
 from tripower.api.cli.shutdown import Shutdown, end_within
 from tripower.api.cli.terminal import note, say
 from tripower.api.embedding import open_planned
@@ -70,19 +70,19 @@ async def serve(configuration: Configuration, bound: BoundSockets, keepers: Keep
     """The whole life of a service on bound sockets. Returns the exit code; raises what pulling, planning or loading raises."""
     shutdown = Shutdown()
     interrupted = 0
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals, progress_display(quiet=quiet) as display:
         async with trio.open_nursery() as watching:
             watching.start_soon(shutdown.watch, signals)
             plan: RuntimePlan | None = None
             with shutdown.until_asked():
-                plan = await prepare(configuration, Store(), quiet=quiet)
+                plan = await prepare(configuration, Store(), display, quiet=quiet)
             if plan is not None:
-                interrupted = await serve_plan(configuration, bound, keepers, plan, shutdown, quiet=quiet)
+                interrupted = await serve_plan(configuration, bound, keepers, plan, shutdown, display)
             watching.cancel_scope.cancel()
     return exit_codes.FORCED if interrupted else exit_codes.OK
 
 
-async def prepare(configuration: Configuration, store: Store, *, quiet: bool) -> RuntimePlan:
+async def prepare(configuration: Configuration, store: Store, display: Display, *, quiet: bool) -> RuntimePlan:
     """Pull what is not here, and plan. Raises `NotFound` when there is nothing to serve."""
     references = tuple(dict.fromkeys(configuration.models))
     for reference in references:
@@ -95,14 +95,13 @@ async def prepare(configuration: Configuration, store: Store, *, quiet: bool) ->
             raise NotFound("there is no model to serve: name one, as in `tripower serve smollm2`", code="no_models")
         return make_plan(configuration, sources, find_model=find_stored(store, configuration))
 
-    with progress_display(quiet=quiet) as display:
-        if references:
-            display.loading(short_name(references[0], store, configuration))("engine", 0.0)
-        return await trio.to_thread.run_sync(plan)
+    if references:
+        display.loading(short_name(references[0], store, configuration))("engine", 0.0)
+    return await trio.to_thread.run_sync(plan)
 
 
 async def serve_plan(
-    configuration: Configuration, bound: BoundSockets, keepers: Keepers, plan: RuntimePlan, shutdown: Shutdown, *, quiet: bool
+    configuration: Configuration, bound: BoundSockets, keepers: Keepers, plan: RuntimePlan, shutdown: Shutdown, display: Display
 ) -> int:
     """Serve until the first signal, then drain. Returns how many answers were cut off. Raises what a load raises."""
     with ExitStack() as ending, hangups(configuration.auth, bound.certificates) as signals:
@@ -110,11 +109,10 @@ async def serve_plan(
             api = start_api(runtime, configuration, bound, keepers=keepers)
             try:
                 with shutdown.until_asked():
-                    ready = await load_all(runtime, configuration, plan, quiet=quiet)
+                    ready = await load_all(runtime, configuration, plan, display)
+                    display.close()
                     say(banner(configuration, bound.url, plan, ready), sys.stdout)
-                    await reload_at_hangups(
-                        api, signals, bound.certificates, with_keys=bool(configuration.auth.keys_file)
-                    )
+                    await reload_at_hangups(api, signals, bound.certificates, with_keys=bool(configuration.auth.keys_file))
             except BaseException:
                 with trio.move_on_after(GRACE_SECONDS, shield=True), suppress(TripowerError):
                     await api.ask(Drain(timeout_seconds=0))
@@ -125,7 +123,7 @@ async def serve_plan(
 
 
 async def load_all(
-    runtime: Runtime, configuration: Configuration, plan: RuntimePlan, *, quiet: bool
+    runtime: Runtime, configuration: Configuration, plan: RuntimePlan, display: Display
 ) -> Mapping[str, ReadyModel]:
     """Load what was named, all at once so that `/ready` waits for the last; what is only in the store loads when it is asked for.
 
@@ -140,10 +138,9 @@ async def load_all(
             raise ModelRefused(f"{name} cannot be loaded: {error.message}", code=error.code) from error
 
     if configuration.models:
-        with progress_display(quiet=quiet) as display:
-            async with trio.open_nursery() as loads:
-                for source in plan.sources:
-                    loads.start_soon(load, source.name, display.loading(source.name))
+        async with trio.open_nursery() as loads:
+            for source in plan.sources:
+                loads.start_soon(load, source.name, display.loading(source.name))
     return ready
 
 
@@ -157,6 +154,7 @@ async def drain(api: Ref[Any], runtime: Runtime, shutdown: Shutdown, seconds: fl
         hurrying.start_soon(_hurry, api, shutdown)
         drained: Drained = await api.ask(Drain())
         hurrying.cancel_scope.cancel()
+    await trio.to_thread.run_sync(flush_logs)  # the last requests' lines come before the last word
     note(f"stopped; {drained.interrupted} cut off" if drained.interrupted else "stopped")
     return drained.interrupted
 

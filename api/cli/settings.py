@@ -24,8 +24,8 @@ def read_configuration(arguments: argparse.Namespace, **options: object) -> Conf
 
     Blocks for one small file. Raises `InvalidSettings` with everything that is wrong; nothing has been opened by then.
     """
-    flags: dict[str, object] = dict(arguments.set)
-    flags |= {name.replace("__", "."): value for name, value in options.items() if value is not None}
+    flags: list[tuple[str, object]] = [*arguments.set]
+    flags += [(name.replace("__", "."), value) for name, value in options.items()]
     file = Path(arguments.config).expanduser() if arguments.config else None
     return load_configuration(file=file, environment=os.environ, flags=flags)
 
@@ -77,6 +77,12 @@ def configure_logs(arguments: argparse.Namespace, *, normally: Literal["info", "
     ours.propagate = False
     ours.setLevel(asked.upper() or ("INFO" if normally == "info" else logging.CRITICAL))
     logging.getLogger("tripower.runtime.store").setLevel(logging.NOTSET if asked or normally == "info" else logging.WARNING)
+
+
+def flush_logs() -> None:
+    """Wait until what was logged so far is written, for at most a second."""
+    for handler in logging.getLogger("tripower").handlers:
+        handler.flush()
 
 
 def log_as_json(*, with_tracebacks: bool) -> None:

@@ -69,7 +69,7 @@ class ApiActor(Actor[Command]):
     ) -> None:
         self._runtime = runtime
         self._drain_seconds = configuration.server.drain_timeout_s
-        self._figures = keepers.figures
+        self._keepers = keepers
         self._url = bound.url
         self._keyring = keyring
         service = Service(runtime, configuration.server, configuration.scheduler, keepers, keyring)
@@ -125,12 +125,14 @@ class ApiActor(Actor[Command]):
             envelope.answer(self._drained)
 
     def statistics(self) -> ApiStatistics:
-        return self._figures.statistics(
+        audit = self._keepers.audit
+        return self._keepers.figures.statistics(
             url=self._url,
             draining=self._listener.draining,
             open_connections=self._listener.open_connections,
             active_requests=len(self._application.active),
             accepted_connections=self._listener.accepted,
+            audit_failures=0 if audit is None else audit.lost,
         )
 
 

@@ -50,6 +50,9 @@ class TimingsOut(msgspec.Struct, frozen=True):
     predicted_ms: float
     predicted_per_token_ms: float
     predicted_per_second: float
+    draft_n: int | msgspec.UnsetType = msgspec.UNSET
+    draft_n_accepted: int | msgspec.UnsetType = msgspec.UNSET
+    """Guessed tokens, and the right ones of them, where any were evaluated."""
 
 
 class CalledOut(msgspec.Struct, frozen=True):
@@ -148,6 +151,8 @@ def merged(ends: Sequence[GenerationFinished], n: int) -> GenerationFinished:
         max(end.timings.wait_seconds for end in ends),
         max(end.timings.prefill_seconds for end in ends),
         max(end.timings.decode_seconds for end in ends),
+        sum(end.timings.drafted for end in ends),
+        sum(end.timings.accepted for end in ends),
     )
     return GenerationFinished(ends[0].reason, "", usage, timings)
 
@@ -163,6 +168,7 @@ def timings_out(finished: GenerationFinished) -> TimingsOut:
         *_rates(evaluated, timings.prefill_seconds),
         predicted,
         *_rates(predicted, timings.decode_seconds),
+        *((timings.drafted, timings.accepted) if timings.drafted else ()),
     )
 
 

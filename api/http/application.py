@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from starlette.routing import Route, Router
+from starlette.routing import Match, Route, Router
 
 from tripower.api.http import wire
 from tripower.api.http.answers import CHAT, COMPLETION
@@ -47,9 +47,9 @@ class Application:
 
     def __init__(self, service: Service) -> None:
         self._keepers = service.keepers
-        self._router = Router(routes(service), redirect_slashes=False, default=no_route)
+        self._router = Router(routes(service), redirect_slashes=False, default=self._no_route)
         guarded = HostGuard(Authentication(self._route, service), service.server, Origins(service.server))
-        self._exchanges = Exchanges(ErrorBodies(guarded), service.keepers, service.active)
+        self._exchanges = Exchanges(ErrorBodies(guarded), service.keepers, service.active, self.route_of)
 
     @property
     def active(self) -> set[Exchange]:
@@ -60,14 +60,30 @@ class Application:
 
     async def _route(self, scope: Any, receive: Any, send: Any) -> None:
         scope["app"] = self  # makes the router raise instead of answering in plain text
-        path = scope["path"]
-        if path.startswith(("http://", "https://")):  # the absolute form of a target, as proxies send it
-            scope["path"] = path = "/" + path.partition("://")[2].partition("/")[2]
+        scope["path"] = plain_path(scope["path"])
         if scope["method"] not in LOOKING:
             self._keepers.check()
-        if len(path) > 1 and path.endswith("/"):
-            scope["path"] = path.rstrip("/") or "/"  # a redirect would lose the body, or a proxy's prefix
         await self._router(scope, receive, send)
+
+    def route_of(self, scope: Any) -> Route | None:
+        """Where a request would go, or would go by another method, that has not come to the router."""
+        scope = {**scope, "path": plain_path(scope["path"])}
+        matches = [(route.matches(scope)[0], route) for route in self._router.routes if isinstance(route, Route)]
+        return (
+            max(matches, key=lambda match: match[0].value)[1] if any(match is not Match.NONE for match, _ in matches) else None
+        )
+
+    async def _no_route(self, scope: Any, receive: Any, send: Any) -> None:
+        """Nothing lives here. Says what is meant, where that can be guessed: `/v1` is often left out, or there twice."""
+        exchange: Exchange = scope[EXCHANGE]
+        path = plain_path(exchange.path)
+        cure = "GET /v1/models lists the models, and GET /openapi.json describes every route"
+        for meant in (f"/v1{path}", path.removeprefix("/v1")):
+            if meant != path and self.route_of({**scope, "path": meant}) is not None:
+                cure = f"use {meant[:200]}"
+        raise TripowerError(
+            f"there is no route {exchange.path[:200]!r}: {cure}", code="route_not_found", status=404, kind="not_found_error"
+        )
 
 
 def routes(service: Service) -> list[Route]:
@@ -113,9 +129,11 @@ def token_routes(service: Service, work: TextWork) -> list[Route]:
     ]
 
 
-async def no_route(scope: Any, receive: Any, send: Any) -> None:
-    """Nothing lives here."""
-    exchange: Exchange = scope[EXCHANGE]
-    raise TripowerError(
-        f"there is no route {exchange.path[:200]!r}", code="route_not_found", status=404, kind="not_found_error"
-    )
+def plain_path(path: str) -> str:
+    """A path without the host of an absolute target, as proxies send it, and without a slash at its end.
+
+    A redirect to it would lose the body, or a proxy's prefix.
+    """
+    if path.startswith(("http://", "https://")):
+        path = "/" + path.partition("://")[2].partition("/")[2]
+    return path.rstrip("/") or "/" if len(path) > 1 else path

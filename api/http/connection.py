@@ -4,7 +4,7 @@ Hypercorn parses, checks and frames (`H11Protocol`, `HTTPStream`). What differs 
 
 1. The application's task is cancelled when its client leaves. Nobody has to watch `receive()` for it, and no nursery is needed.
 2. Reading goes on while a request runs, so that a client that leaves is noticed even behind a pipelined byte or an `Upgrade` header.
-   A client that only closes its sending side counts as one that left.
+   One that closes its sending side behind a complete request, as simple clients do, gets its answer; see `_watch_ended`.
 3. Time is bounded in every state: waiting for a request, its head, its body, and (in `Transport`) a client that does not read.
 4. What one ASGI message causes is written in one piece, and the head of an answer goes with its first bytes.
 5. There are no websockets: an `Upgrade` is ignored, as HTTP allows. `100 Continue` is sent when the body is wanted.
@@ -38,6 +38,13 @@ HEAD_SECONDS = 10.0
 """Time for a request's line and headers, from their first byte."""
 PIPELINED_BYTES_MAX = 65_536
 """What a client may send ahead while its request runs. Beyond that, reading pauses until the answer is out."""
+ENDED_SECONDS = 0.02
+"""For an answer, after a client has ended its side, before it is asked whether it is still there."""
+LOOK_SECONDS_MAX = 0.25
+"""Between two looks whether it has said no."""
+ASK_AGAIN_SECONDS = 5.0
+STILL_THERE = b"HTTP/1.1 100 Continue\r\n\r\n"
+"""What it is asked by: who has gone altogether resets the connection, and everybody else reads on (RFC 9110, 15.2)."""
 DRAIN_SEND_SECONDS = 5.0
 """While draining, a client that takes nothing for this long is dropped."""
 
@@ -58,6 +65,7 @@ class Protocol(H11Protocol):
     async def handle_events(self) -> None:
         """Pass on what can be parsed. Returns when there is no more, or the next request has to wait for the answer to this one."""
         while True:
+            begun = self._buffered() if self.connection.their_state is h11.IDLE else 0
             try:
                 event = self.connection.next_event()
             except h11.RemoteProtocolError as error:
@@ -66,8 +74,10 @@ class Protocol(H11Protocol):
                 await self.send(Closed())
                 return
             if isinstance(event, h11.Request):
-                if event.http_version == b"2.0" or len(event.headers) > HEADERS_MAX:
-                    await self._refuse(event)
+                # h11 bounds a head that is not complete; one that came in a piece is as long as the buffer has become shorter.
+                too_long = begun - self._buffered() > self.config.h11_max_incomplete_size or len(event.headers) > HEADERS_MAX
+                if event.http_version == b"2.0" or too_long:
+                    await self._refuse(event, too_long=too_long)
                     return
                 await self.send(Updated(idle=False))
                 await self._create_stream(event)
@@ -78,11 +88,14 @@ class Protocol(H11Protocol):
             else:
                 return
 
-    async def _refuse(self, request: h11.Request) -> None:
+    def _buffered(self) -> int:
+        return len(self.connection.trailing_data[0])
+
+    async def _refuse(self, request: h11.Request, *, too_long: bool) -> None:
         """Raises `Http2Begun` when it is no request at all."""
         if request.method == b"PRI" and not self.keep_alive_requests:
             raise Http2Begun
-        await self._send_error_response(431 if len(request.headers) > HEADERS_MAX else 400)
+        await self._send_error_response(431 if too_long else 400)
         await self.send(Closed())
 
     async def _create_stream(self, request: h11.Request) -> None:
@@ -165,6 +178,8 @@ class Connection:
         self._head_begun = False
         self._attention = False
         self._closing = False
+        self._ended = False
+        """Whether the client has ended its side and waits for answers."""
 
     @property
     def busy(self) -> bool:
@@ -207,7 +222,10 @@ class Connection:
                 data = await self._receive()
                 if data is not None:
                     if not data:
-                        return
+                        if self._ended or not self._may_wait():
+                            return
+                        self._ended = True
+                        continue
                     self.protocol.connection.receive_data(data)
                 elif not self._attention and not self._closing:
                     await self._on_time_over()
@@ -232,10 +250,44 @@ class Connection:
         """The next bytes; None when a time is over or attention is wanted."""
         deadline = min(self._due, trio.current_time() + IDLE_SECONDS)
         with trio.CancelScope(deadline=deadline) as self._reading:
+            if self._ended:
+                return await self._watch_ended()
             if self.busy and self._buffered() > PIPELINED_BYTES_MAX:
                 await trio.sleep_forever()
             return await self._transport.receive()
         return None
+
+    def _may_wait(self) -> bool:
+        """Whether a client that has ended its side may be waiting for an answer: to a complete request, of which nothing is out.
+
+        On HTTP/1.0 it could not be asked whether it is still there, and TLS does not pass on that it is not; there it counts as one
+        that left, and so it does in the middle of an answer.
+        """
+        parser = self.protocol.connection
+        return (
+            self.busy
+            and not self._transport.secure
+            and parser.their_http_version == b"1.1"
+            and parser.their_state in {h11.DONE, h11.MUST_CLOSE}
+            and parser.our_state is h11.SEND_RESPONSE
+        )
+
+    async def _watch_ended(self) -> bytes:
+        """Return nothing when a client that has ended its side turns out to have gone. Blocks until then.
+
+        The end of its side looks the same in both cases. Whoever has gone answers the next bytes with a reset; while there are none of
+        an answer, an interim one takes their place.
+        """
+        pause, asks_at = ENDED_SECONDS, trio.current_time() + ENDED_SECONDS
+        while not self._transport.broken:
+            await trio.sleep(pause)
+            waits = self.protocol.connection.our_state is h11.SEND_RESPONSE and not (self._out or self._writing)
+            if waits and trio.current_time() >= asks_at:
+                self._transport.send_nowait(STILL_THERE)
+                pause, asks_at = ENDED_SECONDS / 8, trio.current_time() + ASK_AGAIN_SECONDS
+            else:
+                pause = min(2 * pause, LOOK_SECONDS_MAX)
+        return b""
 
     async def _on_time_over(self) -> None:
         if trio.current_time() < self._due:
@@ -298,6 +350,8 @@ class Connection:
                 self._arm(trio.current_time() + IDLE_SECONDS)
                 if self._buffered():
                     self._wake()
+                elif self._ended:
+                    self._close_soon()
             else:
                 self._arm(trio.current_time() + self._body_seconds)
 

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from tripower.api.http.bodies import check_cost
 from tripower.api.http.fields import refuse_unknown, review
 from tripower.runtime.kernel import InvalidRequest
 
@@ -23,6 +24,12 @@ DIAGNOSED_BYTES_MAX = 1 << 20
 """A longer body that is no JSON is refused without its place."""
 _PLACE = re.compile(r"^(?P<fault>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>.+)`")
+_EXPECTED = re.compile(r"Expected `(?P<types>[^`]*)`(?P<bound>[^,]*)(?:, got `(?P<got>[^`]*)`)?")
+_TYPES = {
+    "bool": "true or false", "int": "a whole number", "float": "a number", "str": "a text", "array": "a list", "object": "an object",
+    "null": "null",
+}  # fmt: skip
+_BOUNDS = {" >= ": "of at least", " <= ": "of at most", " > ": "above", " < ": "below"}
 
 
 class RequestDecoder(Generic[Request]):
@@ -34,7 +41,8 @@ class RequestDecoder(Generic[Request]):
         self._honoured = frozenset(field.encode_name for field in msgspec.structs.fields(kind))
 
     def decode(self, body: bytes, *, strict: bool) -> tuple[Request, tuple[str, ...]]:
-        """The request and the names of its unknown fields. Raises `InvalidRequest`; synchronous."""
+        """The request and the names of its unknown fields. Raises `InvalidRequest`; synchronous, so long bodies are read beside the loop."""
+        check_cost(body)
         try:
             return self._exact.decode(body), ()
         except msgspec.ValidationError:
@@ -78,12 +86,40 @@ def named(fault: str) -> InvalidRequest:
     """The refusal for one of msgspec's messages. They tell the place and the type, never the value."""
     match = _PLACE.match(fault)
     assert match is not None, "the pattern matches everything"
-    fault, path = match["fault"].replace("`", ""), (match["path"] or "").removeprefix(".")
+    path = (match["path"] or "").removeprefix(".")
     if missing := _MISSING.match(match["fault"]):
         path = f"{path}.{missing['name']}".removeprefix(".")
         return InvalidRequest(f"{path} is missing", param=path)
-    fault = fault[:1].lower() + fault[1:]
-    return InvalidRequest(f"{path}: {fault}" if path else f"the body is not as it should be: {fault}", param=path or None)
+    return InvalidRequest(f"{path or 'the body'} {_in_words(match['fault'])}", param=path or None)
+
+
+def _in_words(fault: str) -> str:
+    """What msgspec says of a type or a bound, as people say it. Null stands for a field that is left out, and is not offered."""
+    match = _EXPECTED.fullmatch(fault)
+    if match is None:
+        fault = fault.replace("`", "")
+        word = fault.removeprefix("Invalid enum value ")
+        return f"cannot be {word[:80]}" if word != fault else f"is not as it should be: {fault[:1].lower()}{fault[1:]}"
+    types = [_TYPES.get(each, each) for each in match["types"].split(" | ") if each != "null"] or ["null"]
+    given = "a fraction" if match["got"] == "float" else _TYPES.get(match["got"], match["got"])
+    got = f", not {given}" if given else ""
+    return f"should be {' or '.join(types)}{_bound(match['bound'], match['types'])}{got}"
+
+
+def _bound(bound: str, kind: str) -> str:
+    """Such as ` of at most 2` for ` <= 2.0`, and ` of at least 1 entry` for the same of a length."""
+    lengths = bound.startswith(" of length ")
+    bound = bound.removeprefix(" of length") if lengths else bound
+    for sign, words in _BOUNDS.items():
+        if bound.startswith(sign):
+            number = bound.removeprefix(sign).removesuffix(".0")
+            return f" {words} {number}" + (_unit(kind, number) if lengths else "")
+    return f" of {bound.strip()}{_unit(kind, bound.strip())}" if lengths else bound
+
+
+def _unit(kind: str, number: str) -> str:
+    one, several = (" character", " characters") if kind == "str" else (" entry", " entries")
+    return one if number == "1" else several
 
 
 def _out_of_range(body: bytes) -> InvalidRequest | None:

@@ -4,13 +4,13 @@ Servers that reject every unknown field break clients; servers that drop them in
 
 1. A field that we know and cannot honour, with a value that would change the answer, is refused with its name and what would work.
 2. The same field with a neutral value, or one that changes nothing about an answer, passes.
-3. A field that nobody knows is accepted and named, in the header `x-tripower-ignored` and in the log; a client that sends
-   `x-tripower-strict: 1` gets a refusal instead.
+3. A field that asks for what is not done here but changes no answer (`store`, `prediction`), and one that nobody knows, is accepted and
+   named, in the header `x-tripower-ignored` and in the log; a client that sends `x-tripower-strict: 1` gets a refusal instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tripower.runtime.kernel import InvalidRequest
@@ -21,13 +21,15 @@ class Unsupported(NamedTuple):
 
     neutral: tuple[Any, ...]
     instead: str
+    told: bool = False
+    """Whether no value changes an answer, so that others than the neutral ones are accepted and named."""
 
 
 _NO_SEARCH = "this server looks nothing up; offer it a tool that does"
 _CONVERSATION = "send a conversation to /v1/chat/completions"
 _ONE_CHOICE = "n answers are n answers, and none of them is thrown away"
 _TEXT_ONLY = "this model reads and writes text only"
-_NO_DRAFT = "nothing is drafted here; leave it out: it changes no answer, only the speed"
+_NO_DRAFT = "speculation.mode is a setting of the server; leave it out: it changes no answer, only the speed"
 _OTHER_SAMPLING = "use temperature, top_k, top_p, min_p and the penalties"
 _PROMPT = "the chat template of the model file is used as it is; a prompt of your own goes to /v1/completions"
 
@@ -38,7 +40,7 @@ WITHOUT_EFFECT = frozenset(
 UNSUPPORTED: Mapping[str, Unsupported] = {
     "best_of": Unsupported((1,), _ONE_CHOICE),
     "use_beam_search": Unsupported((False,), _OTHER_SAMPLING),
-    "length_penalty": Unsupported((1,), _OTHER_SAMPLING),
+    "length_penalty": Unsupported((1,), "it is for beam search, which is refused by its own name", told=True),
     "typical_p": Unsupported((1,), _OTHER_SAMPLING),
     "tfs_z": Unsupported((1,), _OTHER_SAMPLING),
     "mirostat": Unsupported((0,), _OTHER_SAMPLING),
@@ -65,16 +67,19 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
     "suffix": Unsupported(("",), "text can only be continued at its end"),
     "modalities": Unsupported((["text"],), _TEXT_ONLY),
     "audio": Unsupported((), _TEXT_ONLY),
-    "prediction": Unsupported((), "leave it out: it changes no answer, only the speed"),
-    "speculative.n_max": Unsupported((0,), _NO_DRAFT),
-    "speculative.n_min": Unsupported((0,), _NO_DRAFT),
-    "speculative.p_min": Unsupported((), _NO_DRAFT),
-    "draft_model": Unsupported(("",), _NO_DRAFT),
+    "prediction": Unsupported((), _NO_DRAFT, told=True),
+    "speculative.n_max": Unsupported((0,), _NO_DRAFT, told=True),
+    "speculative.n_min": Unsupported((0,), _NO_DRAFT, told=True),
+    "speculative.p_min": Unsupported((), _NO_DRAFT, told=True),
+    "draft_model": Unsupported(("",), _NO_DRAFT, told=True),
     "verbosity": Unsupported(("medium",), "say in the prompt how long the answer should be"),
-    "store": Unsupported((False,), "answers are not kept"),
+    "store": Unsupported((False,), "answers are not kept", told=True),
     "chat_template": Unsupported((), _PROMPT),
     "documents": Unsupported(([],), "put the documents into the prompt"),
 }
+
+NAMES_MAX = 100
+"""Unknown fields of one request that are remembered; what is told of them are twenty and how many more."""
 
 IN_MESSAGES: Mapping[str, Unsupported] = {
     "audio": Unsupported((), _TEXT_ONLY),
@@ -93,18 +98,30 @@ IN_CALLED = frozenset({"name", "arguments"})
 
 def review(plain: Mapping[str, Any], honoured: frozenset[str]) -> tuple[str, ...]:
     """Names of the unknown fields of a decoded request, in their order. Raises `InvalidRequest` for case 1."""
-    names = list(_unknown(plain, honoured | WITHOUT_EFFECT, UNSUPPORTED, ""))
+    return first_names(_all_unknown(plain, honoured))
+
+
+def first_names(names: Iterable[str]) -> tuple[str, ...]:
+    """The first `NAMES_MAX` different ones. All are looked at, since what looks for them refuses as well."""
+    found: dict[str, None] = {}
+    for name in names:
+        if len(found) < NAMES_MAX:
+            found[name] = None
+    return tuple(found)
+
+
+def _all_unknown(plain: Mapping[str, Any], honoured: frozenset[str]) -> Iterator[str]:
+    yield from _unknown(plain, honoured | WITHOUT_EFFECT, UNSUPPORTED, "")
     options = plain.get("stream_options")
     if isinstance(options, dict):
-        names += _unknown(options, frozenset({"include_usage", "continuous_usage_stats"}), {}, "stream_options.")
+        yield from _unknown(options, frozenset({"include_usage", "continuous_usage_stats"}), {}, "stream_options.")
     messages = plain.get("messages") if "messages" in honoured else None
     for index, message in enumerate(messages if isinstance(messages, list) else ()):
         if isinstance(message, dict):
-            names += _unknown_in_message(index, message)
+            yield from _unknown_in_message(index, message)
     if "tools" in honoured:
-        names += _unknown_with_function(plain.get("tools"), IN_TOOLS, IN_FUNCTIONS, "tools.")
-        names += _unknown_in_each(plain.get("functions"), IN_FUNCTIONS, "functions.")
-    return tuple(dict.fromkeys(names))
+        yield from _unknown_with_function(plain.get("tools"), IN_TOOLS, IN_FUNCTIONS, "tools.")
+        yield from _unknown_in_each(plain.get("functions"), IN_FUNCTIONS, "functions.")
 
 
 def _unknown_in_message(index: int, message: Mapping[str, Any]) -> Iterator[str]:
@@ -138,14 +155,21 @@ def _unknown(
         if name in known:
             continue
         rule = unsupported.get(name)
-        if rule is None:
+        if rule is None or (asks_for_more(rule, value) and rule.told):
             yield path + name
-        elif value is not None and not any(_same(value, neutral) for neutral in rule.neutral):
-            raise InvalidRequest(
-                f"{path}{name} is not supported with this value: {rule.instead}",
-                code="unsupported_parameter",
-                param=path + name,
-            )
+        elif asks_for_more(rule, value):
+            raise refusal(path + name, rule)
+
+
+def asks_for_more(rule: Unsupported, value: Any) -> bool:
+    """Whether a value is none of the neutral ones."""
+    return value is not None and not any(_same(value, neutral) for neutral in rule.neutral)
+
+
+def refusal(path: str, rule: Unsupported) -> InvalidRequest:
+    """Of a field that cannot be honoured, with what would work."""
+    how = " with this value" if rule.neutral else ""
+    return InvalidRequest(f"{path} is not supported{how}: {rule.instead}", code="unsupported_parameter", param=path)
 
 
 def _same(value: Any, neutral: Any) -> bool:
@@ -156,4 +180,4 @@ def _same(value: Any, neutral: Any) -> bool:
 def refuse_unknown(names: tuple[str, ...]) -> InvalidRequest:
     """What a client hears that asked to be told."""
     listed = ", ".join(name[:64] for name in names[:20]) + (", …" if len(names) > 20 else "")
-    return InvalidRequest(f"unknown: {listed}", code="unsupported_parameter", param=names[0])
+    return InvalidRequest(f"without effect here, so leave out: {listed}", code="unsupported_parameter", param=names[0])

@@ -80,6 +80,8 @@ class ApiStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Requests without a key that is known, by why."""
     rate_limited: tuple[tuple[str, int], ...] = ()
     """Answers of 429, by which limit."""
+    audit_failures: int = 0
+    """Events that the audit log could not keep."""
 
 
 class Histogram:
@@ -154,7 +156,14 @@ class Figures:
         self._finishes[model, reason] += 1
 
     def statistics(
-        self, *, url: str, draining: bool, open_connections: int, active_requests: int, accepted_connections: int
+        self,
+        *,
+        url: str,
+        draining: bool,
+        open_connections: int,
+        active_requests: int,
+        accepted_connections: int,
+        audit_failures: int = 0,
     ) -> ApiStatistics:
         classes = [0] * 5
         for (_, _, status), count in self._responses.items():
@@ -179,4 +188,5 @@ class Figures:
             finishes=tuple(FinishCount(*key, count) for key, count in self._finishes.items()),
             auth_failures=tuple(self._auth_failures.items()),
             rate_limited=tuple(self._rate_limited.items()),
+            audit_failures=audit_failures,
         )

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ipaddress
+import re
+
+HOST = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]*))(?::[0-9]{0,5})?")
+"""A Host header in lower case: a name or an address, and perhaps a port (RFC 9110, 7.2), without what no name in use has."""
 
 
-def host_name(host: str) -> str:
-    """A Host header without its port and brackets, in lower case."""
-    host = host.strip().lower()
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].rstrip(".")
+def host_name(host: str) -> str | None:
+    """A Host header without its port and brackets, in lower case; None when it is none."""
+    match = HOST.fullmatch(host.strip().lower())
+    if match is None:
+        return None
+    return match["address"] or match["name"].rstrip(".")
 
 
 def is_loopback(host: str) -> bool:

@@ -20,6 +20,7 @@ from tripower.actors.models import RegistryStatistics
 from tripower.actors.queueing import QueueStatistics
 from tripower.api.http.figures import ApiStatistics, HistogramSnapshot
 from tripower.api.http.prefix_metrics import prefix_metrics
+from tripower.api.http.speculation_metrics import speculation_metrics
 from tripower.runtime.kernel import ActorStatistics
 
 Details = TypeVar("Details")
@@ -123,6 +124,7 @@ def queue_metrics(queues: Sequence[QueueStatistics]) -> Iterator[Metric]:
     yield from gate_metrics(queues)
     yield from batch_metrics(queues)
     yield from prefix_metrics(queues)
+    yield from speculation_metrics(queues)
 
 
 def gate_metrics(queues: Sequence[QueueStatistics]) -> Iterator[Metric]:
@@ -196,6 +198,9 @@ def http_metrics(borders: Sequence[ApiStatistics]) -> Iterator[Metric]:
     )
     yield counter("http_connections_accepted", "Connections accepted.", sum(border.accepted_connections for border in borders))
     yield counter("http_disconnects", "Clients that left before their answer.", sum(border.left for border in borders))
+    yield counter(
+        "audit_failures", "Events that the audit log could not keep.", sum(border.audit_failures for border in borders)
+    )
     for name, about, field in (
         ("auth_failures", "Requests without a key that is known.", "auth_failures"),
         ("rate_limited", "Requests of a key over one of its limits.", "rate_limited"),

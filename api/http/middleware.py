@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import trio
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
 from tripower.api.http.errors import error_body, error_headers, internal_error
 from tripower.api.http.exchange import EXCHANGE, Exchange, Header
@@ -24,10 +26,11 @@ log = logging.getLogger("tripower.http")
 class Exchanges:
     """Gives each request its id and its `Exchange`; when it is over, tells those who keep records, without any prompt."""
 
-    def __init__(self, app: Any, keepers: Keepers, active: set[Exchange]) -> None:
+    def __init__(self, app: Any, keepers: Keepers, active: set[Exchange], route_of: Callable[[Any], Route | None]) -> None:
         self._app = app
         self._keepers = keepers
         self.active = active
+        self._route_of = route_of
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         exchange = Exchange(scope, receive, send)
@@ -43,7 +46,7 @@ class Exchanges:
             raise
         finally:
             self.active.discard(exchange)
-            route = scope.get("route")
+            route = scope.get("route") or self._route_of(scope)  # who is refused by key or rate has not come to the router
             exchange.route = route.path_format if route is not None else UNMATCHED
             self._keepers.end(exchange, route.name if route is not None else "", span)
             exchange.over.set()
@@ -67,9 +70,10 @@ class ErrorBodies:
         except TripowerError as error:
             await self._answer(exchange, error)
         except HTTPException as refused:  # from the router: a known path, another verb
+            methods = " or ".join(sorted((refused.headers or {}).get("Allow", "another method").split(", ")))
             unsuitable = TripowerError(
-                f"{exchange.method} is not possible here", code="method_not_allowed", status=refused.status_code,
-                kind="invalid_request_error",
+                f"{exchange.method} is not possible here: use {methods}", code="method_not_allowed",
+                status=refused.status_code, kind="invalid_request_error",
             )  # fmt: skip
             allowed = [(name.lower().encode(), value.encode()) for name, value in (refused.headers or {}).items()]
             await self._answer(exchange, unsuitable, allowed)
@@ -84,6 +88,19 @@ class ErrorBodies:
             if speaks_messages(exchange.path):
                 body, more = messages_error_body(error, exchange.request_id), [*more, (REQUEST_ID, exchange.request_id)]
             await exchange.answer(error.status, body, headers=[*error_headers(error), *more])
+
+
+SINGLE = frozenset({b"authorization", b"x-api-key", b"content-type"})
+"""Headers of which a second one would have to be ignored, while something in between may have looked at that."""
+
+
+def check_single(headers: Iterable[Header]) -> None:
+    """Raise `InvalidRequest` for a header that is there twice and can only mean one thing."""
+    seen = set[bytes]()
+    for name, _ in headers:
+        if name in SINGLE and name in seen:
+            raise InvalidRequest(f"{name.decode()} is there twice: send one", code="ambiguous_header", param=name.decode())
+        seen.add(name)
 
 
 class HostGuard:
@@ -104,17 +121,20 @@ class HostGuard:
         headers = scope[EXCHANGE].headers
         if b"transfer-encoding" in headers and b"content-length" in headers:
             raise InvalidRequest("content-length and transfer-encoding contradict each other", code="ambiguous_length")
-        if self._guards:
-            host = headers.get(b"host")
-            if host is not None and host not in self._known and scope["server"] is not None:  # no page reaches a Unix socket
-                self._check(host)
+        if len(headers) != len(scope["headers"]):
+            check_single(scope["headers"])
+        host = headers.get(b"host")
+        if host is not None and host not in self._known and scope["server"] is not None:  # no page reaches a Unix socket
+            self._check(host)
         if (self._origins.listed or b"origin" in headers) and await self._origins.answered(scope):
             return
         await self._app(scope, receive, send)
 
     def _check(self, host: bytes) -> None:
         name = host_name(host.decode("latin-1"))
-        if not (name in self._allowed or is_loopback(name)):
+        if name is None:
+            raise InvalidRequest("host: this is no name or address of a server", code="invalid_host", param="host")
+        if self._guards and not (name in self._allowed or is_loopback(name)):
             raise TripowerError(
                 "this server answers only under a name of this machine: use localhost, or add the name to server.allowed_hosts",
                 code="host_not_allowed", status=403, kind="permission_error",

@@ -34,9 +34,10 @@ class Service:
     async def only_model(self) -> str:
         """The model meant by a request for text that names none: the only one there is, or the only one beside encoders.
 
-        Raises `InvalidRequest` where that is not clear.
+        Where models were named at the start it is one of those, so that what others ask for on demand changes nothing. Raises `InvalidRequest` where that is not clear.
         """
-        models = await self.runtime.models()
+        known = await self.runtime.models()
+        models = [card for card in known if card.pinned] or known
         writers = [card for card in models if card.backend != EMBEDDED] or models
         if len(writers) != 1:
             raise InvalidRequest(f"model is missing, and {len(models)} are served: name one of them", param="model")

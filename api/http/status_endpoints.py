@@ -103,15 +103,19 @@ class Health:
 
 
 class Ready:
-    """Whether new work is welcome: not while loading or draining, nor when something is wrong."""
+    """Whether new work is welcome: not while loading or draining, when something is wrong, or when nothing could be recorded."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         health = self._service.runtime.health()
-        ready = health.status == "ok"
-        body = encode(ReadyOut(ready, health.status, health.reasons))
+        status, reasons = health.status, health.reasons
+        if self._service.keepers.refuses:
+            status = "failing" if status == "ok" else status
+            reasons = (*reasons, "the audit log cannot be written, and server.audit_denies refuses work until it can")
+        ready = status == "ok"
+        body = encode(ReadyOut(ready, status, reasons))
         await scope[EXCHANGE].answer(200 if ready else 503, body)
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import attrs
@@ -10,6 +13,7 @@ import trio
 
 from tripower.actors.dialogue import GenerationFinished
 from tripower.api.http.answers import Dialect
+from tripower.api.http.bodies import read
 from tripower.api.http.decoding import RequestDecoder
 from tripower.api.http.errors import internal_error
 from tripower.api.http.exchange import EXCHANGE, Exchange, Header, Interruptible
@@ -45,9 +49,10 @@ class TextEndpoint:
         exchange: Exchange = scope[EXCHANGE]
         check_content_type(exchange)
         body = await exchange.body(self._service.server.max_body_bytes)
-        body_in, exchange.ignored = self._decoder.decode(body, strict=exchange.strict)
+        decode: Callable[..., tuple[ChatIn | CompletionIn, tuple[str, ...]]] = self._decoder.decode
+        body_in, exchange.ignored = await read(body, partial(decode, body, strict=exchange.strict))
         model = body_in.model or await self._service.only_model()
-        asked = body_in.asked(model, priority=priority_of(exchange.headers))
+        asked = await read(body, partial(body_in.asked, model, priority=priority_of(exchange.headers)))
         asked = attrs.evolve(asked, requests=tuple([exchange.asks(request) for request in asked.requests]))
         deadline = exchange.deadline(self._service.scheduler.deadline_max_s)
         running = exchange.interruptible(deadline, first_token_deadline=exchange.first_token_deadline())
@@ -121,11 +126,17 @@ def timing_headers(exchange: Exchange, finished: GenerationFinished) -> list[Hea
     return [(b"server-timing", parts), (b"openai-processing-ms", b"%d" % took)]
 
 
+CHARSET = re.compile(rb"""charset *= *["']?([^"'; ]*)""")
+
+
 def check_content_type(exchange: Exchange) -> None:
     """A body is read as JSON whatever it is called, for tools that call it nothing or a form.
 
     Except when a browser sends it under a type for which it does not ask first: then any web page could use this server.
     """
-    given = exchange.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    given, _, parameters = exchange.headers.get(b"content-type", b"").lower().partition(b";")
+    given = given.strip()
+    if (charset := CHARSET.search(parameters)) is not None and charset[1] not in (b"utf-8", b"utf8", b"us-ascii"):
+        raise InvalidRequest("send the body as UTF-8, the only encoding of JSON", code="unsupported_media_type", status=415)
     if given == b"multipart/form-data" or (given in (b"", *SIMPLE_TYPES) and b"origin" in exchange.headers):
         raise InvalidRequest("send the body as application/json", code="unsupported_media_type", status=415)

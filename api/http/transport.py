@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import select
 import socket
 import struct
 
@@ -50,6 +51,21 @@ class Transport:
             except (OSError, trio.ClosedResourceError):
                 break
         return b""
+
+    @property
+    def broken(self) -> bool:
+        """Whether the connection is over in both directions, as far as the kernel has heard."""
+        if self._closed:
+            return True
+        look = select.poll()
+        look.register(self._socket, 0)  # errors and hangups are told unasked
+        return bool(look.poll(0))
+
+    def send_nowait(self, data: bytes) -> None:
+        """Write a few bytes, or none where the buffer is full. What goes wrong shows in `broken`."""
+        with contextlib.suppress(OSError):
+            if not self._closed and 0 < self._socket.send(data) < len(data):
+                self.reset()
 
     async def send(self, data: bytes) -> None:
         """Write everything. Blocks only while the socket's buffer is full, and is no checkpoint otherwise.

@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from tripower.actors.dialogue import GenerationRequest, SamplingChoices
+from tripower.api.http.bodies import LISTED_MAX
 from tripower.api.http.decoding import RequestDecoder
 from tripower.api.http.text.chat_options import Effort, choice_of, options_of
 from tripower.api.http.text.formats import FormatFields
@@ -110,6 +111,7 @@ class TextIn(FormatFields, frozen=True, kw_only=True):
     return_progress: bool | None = None
     prompt_cache_key: str | None = None
     cache_prompt: bool | None = None
+    draft_max: Annotated[int, Meta(ge=0, le=64)] | None = None
     user: Any = None
 
     def check(self) -> None:
@@ -159,6 +161,8 @@ class TextIn(FormatFields, frozen=True, kw_only=True):
             fields["prompt_cache_key"] = self.prompt_cache_key
         if self.cache_prompt is False:
             fields["cache_prompt"] = False
+        if self.draft_max is not None:
+            fields["draft_max"] = self.draft_max
         return fields
 
     def sampling(self) -> SamplingChoices:
@@ -180,7 +184,7 @@ class TextIn(FormatFields, frozen=True, kw_only=True):
 class ChatIn(TextIn, frozen=True, kw_only=True):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[tuple[MessageIn, ...], Meta(min_length=1)]
+    messages: Annotated[tuple[MessageIn, ...], Meta(min_length=1, max_length=LISTED_MAX)]
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
     tools: Tools | None = None
@@ -256,7 +260,7 @@ class ExactStreamOptions(StreamOptions, frozen=True, forbid_unknown_fields=True)
 class ExactChat(ChatIn, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The same, and nothing else."""
 
-    messages: Annotated[tuple[ExactMessage, ...], Meta(min_length=1)]
+    messages: Annotated[tuple[ExactMessage, ...], Meta(min_length=1, max_length=LISTED_MAX)]
     stream_options: ExactStreamOptions | None = None
     tools: ExactTools | None = None
     functions: ExactFunctions | None = None

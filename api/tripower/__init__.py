@@ -35,11 +35,13 @@ if TYPE_CHECKING:
     from tripower.api.embedding import EmbeddedRuntime, GenerationOptions, open_runtime
     from tripower.api.pull import ensure_model, pull
     from tripower.runtime.configuration import (
+        AuthSettings,
         Configuration,
         EngineSettings,
         ProxySettings,
         SchedulerSettings,
         ServerSettings,
+        SpeculationChoices,
         load_configuration,
     )
     from tripower.runtime.engine import ChatMessage, TokenLogprobs, ToolCall, ToolChoice, ToolDefinition
@@ -85,11 +87,13 @@ _HOMES = {
     "tripower.api.embedding": ("EmbeddedRuntime", "GenerationOptions", "open_runtime"),
     "tripower.api.pull": ("ensure_model", "pull"),
     "tripower.runtime.configuration": (
+        "AuthSettings",
         "Configuration",
         "EngineSettings",
         "ProxySettings",
         "SchedulerSettings",
         "ServerSettings",
+        "SpeculationChoices",
         "load_configuration",
     ),
     "tripower.runtime.engine": ("ChatMessage", "TokenLogprobs", "ToolCall", "ToolChoice", "ToolDefinition"),
@@ -119,6 +123,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "AnswerEvent",
     "AssistantMessage",
+    "AuthSettings",
     "ChatMessage",
     "ChoiceFormat",
     "Configuration",
@@ -150,6 +155,7 @@ __all__ = [
     "RegexFormat",
     "SchedulerSettings",
     "ServerSettings",
+    "SpeculationChoices",
     "Store",
     "Timings",
     "TokenChunk",

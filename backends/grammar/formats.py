@@ -14,9 +14,9 @@ import attrs
 import msgspec
 from llguidance import LLMatcher, LLParserLimits
 
-from tripower.backends.grammar.automaton import GrammarConstraint
+from tripower.backends.grammar.automaton import NO_TEXT, GrammarConstraint
 from tripower.backends.grammar.lark import check_lark, gbnf_as_lark, json_grammar, regex_grammar
-from tripower.backends.grammar.limits import CHOICES_MAX, check_bytes
+from tripower.backends.grammar.limits import CHOICES_MAX, LEXER_STATES_MAX, check_bytes
 from tripower.backends.grammar.schema import CheckedSchema, Node, fault, read_schema, simple_subschemas
 from tripower.backends.grammar.shape import check_shape
 from tripower.backends.grammar.vocabulary import GrammarVocabulary, grammar_vocabulary
@@ -33,7 +33,7 @@ from tripower.runtime.engine.contract import TextLayer
 from tripower.runtime.kernel.errors import InvalidRequest
 
 COMPILED_MAX = 32
-"""Formats that are kept compiled for one model: those that were asked for last."""
+"""Formats whose checked grammars are kept for one model: those that were asked for last."""
 PLACES_TRIED_MAX = 300
 """Parts of a schema that are compiled alone to find out which one is at fault."""
 _REASON_MAX = 300
@@ -45,14 +45,21 @@ _PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
 
 @attrs.frozen
 class CompiledFormat:
-    """A format for one vocabulary. Safe to use from any thread."""
+    """A format for one vocabulary, checked: a text that compiles. Safe to use from any thread.
 
-    _start: LLMatcher
+    No automaton is kept: one grows with every text that it has seen, and copies of it share what grows.
+    """
+
+    _grammar: str
     _vocabulary: GrammarVocabulary
 
-    def new_constraint(self) -> GrammarConstraint:
-        """The automaton of one sequence, at the beginning of its text. Takes microseconds."""
-        return GrammarConstraint(self._start, self._vocabulary)
+    def new_constraint(self, param: str | None = None) -> GrammarConstraint:
+        """The automaton of one sequence, at the beginning of its text. Blocks for a millisecond, for large schemas some 50."""
+        return GrammarConstraint(self.new_matcher, self._vocabulary, param)
+
+    def new_matcher(self) -> LLMatcher:
+        """The grammar, compiled anew. Never raises: an error shows in the matcher."""
+        return LLMatcher(self._vocabulary.tokenizer, self._grammar, log_level=0, limits=parser_limits())
 
 
 def compile_format(format: OutputFormat, vocabulary: GrammarVocabulary, *, param: str | None = None) -> CompiledFormat:
@@ -79,7 +86,7 @@ def compile_constraint(
     format: OutputFormat, layer: TextLayer, vocabulary_size: int, param: str | None = "response_format"
 ) -> GrammarConstraint:
     """Both steps in one: a constraint for one sequence of the model with this text layer. Blocks and raises as they do."""
-    return compile_format(format, grammar_vocabulary(layer, vocabulary_size), param=param).new_constraint()
+    return compile_format(format, grammar_vocabulary(layer, vocabulary_size), param=param).new_constraint(param)
 
 
 def _key(format: OutputFormat) -> str | None:
@@ -108,11 +115,12 @@ def _compile(format: OutputFormat, vocabulary: GrammarVocabulary, param: str | N
             grammar = check_lark(format.grammar, param)
         case GbnfFormat():
             grammar = check_lark(gbnf_as_lark(format.grammar, param), param)
-    matcher = LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=_limits())
-    complaint = _complaint(matcher)
-    compiled = CompiledFormat(matcher, vocabulary)
-    if not complaint and not compiled.new_constraint().mask().any():
-        complaint = "no text satisfies it"
+    compiled = CompiledFormat(grammar, vocabulary)
+    complaint = _complaint(compiled.new_matcher())
+    if not complaint:
+        first = compiled.new_constraint()
+        first.mask()
+        complaint = "no text satisfies it" if first.exhausted == NO_TEXT else first.exhausted
     if complaint and schema is not None:
         raise _schema_fault(schema, complaint, vocabulary)
     if complaint:
@@ -120,8 +128,9 @@ def _compile(format: OutputFormat, vocabulary: GrammarVocabulary, param: str | N
     return compiled
 
 
-def _limits() -> LLParserLimits:
-    return LLParserLimits(verbose_errors=False)
+def parser_limits() -> LLParserLimits:
+    """What one sequence may cost: see `LEXER_STATES_MAX`; a step's own limits are llguidance's."""
+    return LLParserLimits(verbose_errors=False, max_lexer_states=LEXER_STATES_MAX)
 
 
 def _name(format: OutputFormat) -> str:
@@ -183,5 +192,5 @@ def _schema_fault(schema: CheckedSchema, complaint: str, vocabulary: GrammarVoca
 
 def _complaint_alone(node: Node, vocabulary: GrammarVocabulary) -> str:
     text = json.dumps(node.content, ensure_ascii=False)
-    message = LLMatcher.validate_grammar(json_grammar(text), vocabulary.tokenizer, limits=_limits())
+    message = LLMatcher.validate_grammar(json_grammar(text), vocabulary.tokenizer, limits=parser_limits())
     return _reason(message.removeprefix("WARNING: "))

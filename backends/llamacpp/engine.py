@@ -27,6 +27,7 @@ from tripower.backends.llamacpp.row_checks import check_length, check_rows, know
 from tripower.backends.llamacpp.run_ahead import RunAhead, decodes_plainly
 from tripower.backends.row_reports import Wanted, draw_and_report, wanted_of
 from tripower.runtime.engine import EngineInfo, StepRow, StepTable, run_steps
+from tripower.runtime.engine.contract import SPECULATION
 from tripower.runtime.engine.step_table import NOT_DRAWN
 from tripower.runtime.kernel.errors import DeviceFailed, InvalidRequest, TripowerError
 
@@ -71,6 +72,7 @@ class LlamacppEngine:
             state_bytes_per_token=state_bytes_per_token,
             threads=threads,
             determinism="numeric",
+            unsupported=frozenset({SPECULATION}),
             kernels=f"llama.cpp {library.version()}",
         )
 

@@ -8,7 +8,8 @@ text was found whose ids differ. Where two merges tie, SentencePiece takes the l
 first, so a vocabulary whose scores do not order its tokens is refused; a few equal ones (added tokens) do no harm.
 
 Control tokens are left out of both, so that no merge can produce one from plain text.
-The library holds the interpreter lock while it works, so long texts go through it in stretches that end between two words.
+Long texts go through the library in stretches that end between two words, so that they take turns with each other; a text without
+such an end goes through it whole. The interpreter lock is not held for either (see `unlocked`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from tripower.backends.gguf.metadata import Metadata, require_floats, require_ints, require_strings
 from tripower.backends.text.pretokenizers import PreTokenizer
+from tripower.backends.text.unlocked import ids_of
 from tripower.backends.text.vocabulary import PREFIX, SPACE, TokenKind, Vocabulary
 from tripower.runtime.kernel.errors import InvalidRequest, ModelRefused
 
@@ -213,7 +215,7 @@ def _encode(tokenizer: Tokenizer, text: str, *, whole: bool = False) -> list[int
     if _SURROGATE.search(text):
         raise InvalidRequest("the text has half of a surrogate pair", code="invalid_value")
     parts = (text,) if whole or len(text) <= STRETCH_CHARACTERS else _stretches(text)
-    return [token for part in parts for token in tokenizer.encode(part, add_special_tokens=False).ids]
+    return [token for part in parts for token in ids_of(tokenizer, part)]
 
 
 def _stretches(text: str) -> Iterator[str]:

@@ -20,6 +20,7 @@ from tripower.backends.row_reports import RunWalk, report_row, wanted_of
 from tripower.backends.sampling import allowed_tokens, is_banning
 from tripower.backends.toy.native import native_absorb, native_loop
 from tripower.runtime.engine import EngineInfo, SamplingParameters, StepRow, StepTable, run_steps
+from tripower.runtime.engine.contract import SPECULATION
 from tripower.runtime.engine.step_table import INVALID_LOGITS, NOT_DRAWN
 from tripower.runtime.kernel import DeviceFailed, InvalidRequest
 
@@ -91,6 +92,7 @@ class ToyEngine:
             vocabulary_size=VOCABULARY,
             sequences_max=sequences_max,
             determinism="exact",
+            unsupported=frozenset({SPECULATION}) if native else frozenset(),  # a loop that runs ahead asks nobody
             page_positions=page_positions,
             pages_max=pages_max if page_positions else 0,
         )

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
-from tripower.api.http.observe.audit import AuditEvent
+from tripower.api.http.observe.audit_chain import AuditEvent
 from tripower.bench.overload.client import DEADLINE_CODE, Ending, Outcome
 from tripower.bench.overload.requests import Ask
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+import attrs
 import trio
 
 from tripower.api.plan import is_toy
@@ -29,12 +30,18 @@ from tripower.bench.schema import Cell, add_report_options, finish, make_report
 from tripower.runtime.host import read_host_limits
 
 PARTS = ("load", "fairness", "crowd", "events")
-TOY = "toy:4000"
+TOY = "toy:20000"
 """What `--model toy` stands for: steps that take some time, so that there is a capacity to exceed."""
 BLOCKS = 9
 """Blocks under excess in all rounds together: a round has two or one of them, in turn."""
 ROUNDS = 6
-QUICK_BLOCK_SECONDS = 0.6
+FAIRNESS_ROUNDS = CROWD_ROUNDS = 4
+"""Of the crowd each has one once or twice, whose answers take some twenty seconds to generate."""
+FEW_KEPT = ("scheduler.prefix_entries=16",)
+"""So that the states of prompts that are kept are all there before the first block, and what grows then is a leak."""
+WARM_SECONDS_MIN = 5.0
+TOKENS = (48, 80)
+QUICK = Plan(seats=0, block_seconds=0.5, rounds=1, warm_seconds=0.5, tokens=(4, 8))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,23 +76,30 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def full_plan(seconds: float) -> Plan:
+    """Blocks that are under excess for so long, all together; the seats are filled in."""
+    block_seconds = seconds / BLOCKS
+    warm_seconds = max(WARM_SECONDS_MIN, block_seconds / 2)
+    return Plan(seats=0, block_seconds=block_seconds, rounds=ROUNDS, warm_seconds=warm_seconds, tokens=TOKENS)
+
+
 async def measure(source: str, options: argparse.Namespace, threads: int, progress: Progress) -> list[Cell]:
     """The cells of the parts that are wanted. Blocks: about three times as long as the load lasts."""
     parts, quick, seats = options.only or PARTS, options.quick, options.seats
-    block_seconds = QUICK_BLOCK_SECONDS if quick else options.seconds / BLOCKS
-    plan = Plan(seats=seats, block_seconds=block_seconds, rounds=1 if quick else ROUNDS)
+    plan = attrs.evolve(QUICK if quick else full_plan(options.seconds), seats=seats)
     cells: list[Cell] = []
     if "load" in parts:
         progress("overload: loading the model")
-        async with open_service(source, seats=seats, threads=threads) as service:
+        async with open_service(source, seats=seats, threads=threads, settings=FEW_KEPT) as service:
             cells += await load_cells(service, plan, progress)
     if "fairness" in parts:
         progress("fairness: loading the model")
         async with open_service(source, seats=seats, threads=threads) as service:
-            cells += await fairness_cells(service, plan, progress)
+            fewer = attrs.evolve(plan, rounds=min(plan.rounds, FAIRNESS_ROUNDS))
+            cells += await fairness_cells(service, fewer, progress)
     if "crowd" in parts:
         few = CrowdPlan(idle=20, slow=4, tokens=8, rounds=1)
-        many = CrowdPlan(idle=1000, slow=200, tokens=128, rounds=ROUNDS)
+        many = CrowdPlan(idle=1000, slow=200, tokens=256, rounds=CROWD_ROUNDS)
         cells += await crowd_cells(source, few if quick else many, threads, progress)
     if "events" in parts:
         cells += await event_cells(rounds=1 if quick else ROUNDS, events=32 if quick else EVENTS, progress=progress)

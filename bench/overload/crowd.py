@@ -22,13 +22,13 @@ from tripower.bench.overload.figures import Reading, read_figures
 from tripower.bench.overload.service import serve_command
 from tripower.bench.paired import Progress, alternate_async, summarise
 from tripower.bench.schema import Cell, paired_cell
-from tripower.bench.serving.subject import Subject
+from tripower.bench.serving.subject import Subject, get_json
 from tripower.runtime.kernel import Unavailable
 
 STREAMS = 8
 SLOW_MODEL = "crowd"
-SLOW_TOKENS = 2000
-"""Of an answer; about 400 kB, more than a socket takes from a server whose client does not read."""
+SLOW_TOKENS = 8000
+"""Of an answer, with the usage in every event: about 3 MB, more than a socket takes from a server whose client does not read."""
 SLOW_PIECE = 1024
 SLOW_PAUSE = 1.0
 BUFFER_BYTES = 4096
@@ -61,7 +61,7 @@ async def crowd_cells(source: str, plan: CrowdPlan, threads: int, progress: Prog
     )
     progress("crowd: loading the model")
     async with running_server(command, name="tripower serve", ready_path="/ready") as server:
-        subject = await Subject.open(server)
+        subject = Subject(server, model=await _normal_model(server))
         unread: list[float] = []
 
         async def with_crowd() -> float:
@@ -79,6 +79,12 @@ async def crowd_cells(source: str, plan: CrowdPlan, threads: int, progress: Prog
         f"{min(unread):.0f} or more had not been sent all of their answer; peer: without them"
     )
     return [paired_cell("streams beside a crowd", summarise(rounds), unit="tokens/s", target=targets.CROWD, note=note)]
+
+
+async def _normal_model(server: Server) -> str:
+    """The name of the model that is not the crowd's."""
+    names: list[str] = [card["id"] for card in (await get_json(server, "/v1/models"))["data"]]
+    return next(name for name in names if name != SLOW_MODEL)
 
 
 @asynccontextmanager
@@ -108,7 +114,14 @@ async def crowd(server: Server, plan: CrowdPlan) -> AsyncIterator[None]:
 async def _read_slowly(port: int, *, task_status: trio.TaskStatus[None]) -> None:
     """Ask for a long answer and take a piece of it each second."""
     body = msgspec.json.encode(
-        {"model": SLOW_MODEL, "prompt": "slow", "max_tokens": SLOW_TOKENS, "ignore_eos": True, "stream": True}
+        {
+            "model": SLOW_MODEL,
+            "prompt": "slow",
+            "max_tokens": SLOW_TOKENS,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        }
     )
     async with HttpConnection(port, receive_buffer=BUFFER_BYTES) as connection:
         status = await connection.begin(build_request("POST", "/v1/completions", body))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import attrs
+from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 OUTCOMES = ("completed", "refused", "cancelled", "expired", "failed")
@@ -49,11 +50,7 @@ class Reading:
 
 def read_figures(text: str) -> Reading:
     """What `/metrics` answered. Raises `ValueError` for what is no exposition."""
-    families: Iterable[object] = text_string_to_metric_families(text)  # type: ignore[no-untyped-call]
+    families: Iterable[Metric] = text_string_to_metric_families(text)
     return Reading(
-        {
-            (sample.name, frozenset(sample.labels.items())): sample.value
-            for family in families
-            for sample in family.samples  # type: ignore[attr-defined]
-        }
+        {(sample.name, frozenset(sample.labels.items())): sample.value for family in families for sample in family.samples}
     )

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import attrs
 import trio
 
-from tripower.api.http.observe.audit import AuditEvent
+from tripower.api.http.observe.audit_chain import AuditEvent
 from tripower.bench.overload import targets
 from tripower.bench.overload.books import SHOWN, Ledger, contradictions
 from tripower.bench.overload.client import Outcome, Pool, perform
@@ -27,12 +27,12 @@ from tripower.bench.paired import Paired, Progress, alternate_async, percentile,
 from tripower.bench.schema import Cell, paired_cell, single_cell
 
 BASE_PER_SEAT = 2
-TOKENS = (48, 80)
+CAPACITY_MIN = 0.1
+"""Requests a second, where nothing was complete in the time of warming up."""
 NOISY_SHARE = 0.8
 """Of the excess; the other keys share the rest."""
 GOING_SHARE = 0.1
 """Of a block, before its counting begins."""
-WARM_BLOCKS = 0.5
 REFUSED_PAUSE_MAX = 0.25
 """A client of the steady load comes again after so many seconds at most, whatever it is advised."""
 REST_SECONDS_MAX = 30.0
@@ -47,6 +47,9 @@ class Plan:
     seats: int
     block_seconds: float
     rounds: int
+    warm_seconds: float
+    tokens: tuple[int, int]
+    """Of an answer under overload, between these."""
 
 
 @attrs.define
@@ -119,13 +122,13 @@ class Load:
 
 async def load_cells(service: Service, plan: Plan, progress: Progress) -> list[Cell]:
     """Run it all and compare the books. Blocks for all the blocks."""
-    deck = Deck(service.model, {key: service.headers(key) for key in WEIGHTS}, seed=SEED, tokens=TOKENS)
+    deck = Deck(service.model, {key: service.headers(key) for key in WEIGHTS}, seed=SEED, tokens=plan.tokens)
     load = Load(service, plan, Pool(service.server.port), deck)
     before = (await service.figures()).outcomes(service.model)
     async with trio.open_nursery() as steady:
         load.start_steady(steady)
         progress("overload: warming up")
-        capacity = max(1.0, await load.measure(max(1.0, plan.block_seconds * WARM_BLOCKS), "completed"))
+        capacity = max(CAPACITY_MIN, await load.measure(plan.warm_seconds, "completed"))
         load.rate = (targets.TIMES - 1) * capacity
         deck.typical_seconds = BASE_PER_SEAT * plan.seats / capacity
         rounds = await alternate_async(
@@ -166,7 +169,7 @@ GATHERED_SECONDS = 0.2
 
 def read_events(service: Service) -> list[AuditEvent]:
     """The records of completions, in a chain that nobody has broken. Blocks."""
-    from tripower.api.http.observe.audit import read
+    from tripower.api.http.observe.audit_chain import read
 
     return [event for event in read(service.audit_file) if event.action == "completion"]
 

@@ -46,7 +46,7 @@ MIX: Mapping[Kind, int] = {
     Kind.INVALID: 10,
 }
 """Percent."""
-BRISK_MIX = {kind: share for kind, share in MIX.items() if kind is not Kind.SLOW}
+BRISK_MIX: Mapping[Kind, int] = {kind: share for kind, share in MIX.items() if kind is not Kind.SLOW}
 """Of clients that ask again as soon as they are answered: a slow reader would stand for load that there is not."""
 
 FAULTS: tuple[bytes, ...] = (

@@ -18,6 +18,8 @@ CALIBRATION_WORDS = 200
 SAFE_SHARE = 0.97
 """How much of the wanted length a long prompt aims for, since words differ in their tokens."""
 MILLI = 1e3
+NOT_MEASURED = 0
+"""A prompt that no measured one begins like: counting begins at 1."""
 
 Figures = dict[str, float]
 
@@ -39,10 +41,6 @@ class Subject:
     def next_number(self) -> int:
         self._number += 1
         return self._number
-
-    def start_again(self) -> None:
-        """Count from 1 again: what came before was not measured."""
-        self._number = 0
 
     async def run_streams(self, concurrency: int, tokens: int) -> Figures:
         """One answer of `tokens` tokens for each of so many clients at once.
@@ -68,10 +66,11 @@ class Subject:
         soonest = min(result.first_seconds for result in results)
         return {"rate": concurrency * tokens / seconds, "first": first * MILLI, "seconds": seconds, "soonest": soonest}
 
-    async def evaluate_prompt(self, words: int) -> Figures:
-        """A long prompt and one token: prompt tokens a second."""
+    async def evaluate_prompt(self, words: int, *, number: int | None = None) -> Figures:
+        """A long prompt and one token: prompt tokens a second. `number` names one out of the count."""
+        prompt = long_prompt(self.next_number() if number is None else number, words)
         async with HttpConnection(self.server.port) as connection:
-            result = await generate(connection, self.model, long_prompt(self.next_number(), words), 1)
+            result = await generate(connection, self.model, prompt, 1)
         seconds = result.first_seconds
         return {"rate": result.prompt_tokens / seconds, "tokens": result.prompt_tokens, "seconds": seconds, "soonest": 0.0}
 
@@ -87,7 +86,6 @@ async def get_json(server: Server, path: str) -> Any:
 async def words_for(subject: Subject, tokens: int, room: int) -> int:
     """How many words make a prompt of about so many tokens, or of as many as the model's context holds beside `room`."""
     words = min(CALIBRATION_WORDS, tokens // 2)
-    figures = await subject.evaluate_prompt(words)
-    subject.start_again()
+    figures = await subject.evaluate_prompt(words, number=NOT_MEASURED)
     context = (await get_json(subject.server, "/v1/models"))["data"][0].get("max_model_len", tokens + room)
     return max(1, int(min(tokens, context - room) * SAFE_SHARE / (figures["tokens"] / words)))

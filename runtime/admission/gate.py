@@ -272,6 +272,12 @@ def held_free(seats: int) -> int:
     return 0 if seats < 2 else max(1, seats // HELD_FREE)
 
 
+def places_max(caller: Caller, *, seats: int, waiting: int) -> int:
+    """How many requests an identity can have at once, seated and waiting, while nobody else has any."""
+    places = waiting + (seats if caller.alone else seats - held_free(seats))
+    return min(places, caller.concurrency_max) if caller.concurrency_max else places
+
+
 def displacement() -> Overloaded:
     """What a request hears that lost its waiting place."""
     return Overloaded(

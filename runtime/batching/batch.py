@@ -55,9 +55,9 @@ class Member(Generic[T]):
     """Of these, positions that were evaluated for somebody else."""
     source: int | None = None
     """The sequence whose first `evaluated` positions are to be forked: until a step of this member's own was committed."""
+    held: bool = False
+    """Takes part in no job: it waits for another member's prompt, which begins like its own."""
     output: list[int] = attrs.Factory(list)
-    drawn_passes: int = 0
-    """Steps that drew for this member: each gave one token, and those that were guessed."""
     proposed: int = 0
     accepted: int = 0
     """Guesses that were evaluated, and those of them that were right."""
@@ -73,17 +73,25 @@ class Member(Generic[T]):
         """Of the next token drawn that was not asked about yet, where it was asked for. Once for each token, in order."""
         return self.telling.popleft() if self.telling else None
 
-    def cut(self, length: int) -> None:
-        """The answer ended with the first `length` tokens of its output, in the middle of what a step gave."""
-        if length < len(self.output):
-            del self.output[length:]
-            self.evaluated = min(self.evaluated, len(self.prompt) + max(length - 1, 0))
-
     @property
     def pending(self) -> list[int]:
         """Tokens that are not evaluated yet: what is left of the prompt, or the last drawn token."""
         tokens = [*self.prompt, *self.output] if self.output else list(self.prompt)
         return tokens[self.evaluated :]
+
+
+class SpeculationCounts(msgspec.Struct):
+    """Of members with a drafter."""
+
+    requests: int = 0
+    rounds: int = 0
+    """Steps of a member that evaluated guesses."""
+    target_passes: int = 0
+    """Steps that drew for a member: each gave one token, and those that were guessed."""
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    """Guesses that were evaluated, and those of them that were right."""
+    emitted_tokens: int = 0
 
 
 class BatchStatistics(msgspec.Struct, frozen=True):
@@ -102,12 +110,7 @@ class BatchStatistics(msgspec.Struct, frozen=True):
     largest_step: int
     positions: int = 0
     """Evaluated positions of all members."""
-    drawn: int = 0
-    drawn_passes: int = 0
-    """Tokens drawn, and how often a step drew for a member. Without speculation they are the same."""
-    proposed: int = 0
-    accepted: int = 0
-    """Guesses that were evaluated, and those of them that were right."""
+    speculation: SpeculationCounts = msgspec.field(default_factory=SpeculationCounts)
 
 
 class BrokenStep(Exception):
@@ -127,7 +130,7 @@ class Batch(Generic[T]):
         """Whether the device may hold states of nobody: at the start, since an earlier batch may have left some."""
         self._joined = self._finished = self._left = self._failed = 0
         self._steps = self._aborted = self._prefill_rows = self._decode_rows = self._largest_step = 0
-        self._drawn = self._drawn_passes = self._proposed = self._accepted = 0
+        self._speculation = SpeculationCounts()
 
     @property
     def members(self) -> list[Member[T]]:
@@ -167,6 +170,7 @@ class Batch(Generic[T]):
         )
         self._members[member.sequence] = member
         self._joined += 1
+        self._speculation.requests += drafter is not None
         return member
 
     def reuse(self, member: Member[T], source: int, length: int) -> None:
@@ -204,7 +208,8 @@ class Batch(Generic[T]):
         sequence of which nothing was ever committed is opened anew. A job without members only closes.
         """
         assert self._roster is None, "one job at a time"
-        roster = sorted(self._members.values(), key=lambda member: member.rank)
+        present = [member for member in self._members.values() if not member.held]
+        roster = sorted(present, key=lambda member: member.rank)
         self.stale = False
         table.clear(steps_max=steps_max)
         for member in roster:
@@ -275,11 +280,14 @@ class Batch(Generic[T]):
 
     def _count(self, member: Member[T], tokens: int, proposed: int) -> None:
         """A step gave a member so many tokens, with so many guesses."""
-        self._drawn += tokens
-        self._drawn_passes += 1
-        member.drawn_passes += 1
-        self._proposed += proposed
-        self._accepted += tokens - 1
+        if member.drafter is None:
+            return
+        counts = self._speculation
+        counts.rounds += proposed > 0
+        counts.target_passes += 1
+        counts.drafted_tokens += proposed
+        counts.accepted_tokens += tokens - 1
+        counts.emitted_tokens += tokens
         member.proposed += proposed
         member.accepted += tokens - 1
 
@@ -301,6 +309,14 @@ class Batch(Generic[T]):
                 raise BrokenStep("a token was drawn where none was due")
             if token == NOT_DRAWN and 0 < rows == pending and len(member.output) < member.max_tokens:
                 raise BrokenStep("no token was drawn where one was due")
+
+    def cut(self, member: Member[T], length: int) -> None:
+        """A member's answer ended with the first `length` tokens of its output, in the middle of what a step gave."""
+        more = len(member.output) - length
+        if more > 0:
+            del member.output[length:]
+            member.evaluated = min(member.evaluated, len(member.prompt) + max(length - 1, 0))
+            self._speculation.emitted_tokens -= more
 
     def finish(self, member: Member[T]) -> None:
         """A member is complete; its state is freed with the next job. Idempotent."""
@@ -331,10 +347,7 @@ class Batch(Generic[T]):
             decode_rows=self._decode_rows,
             largest_step=self._largest_step,
             positions=sum(member.evaluated for member in self._members.values()),
-            drawn=self._drawn,
-            drawn_passes=self._drawn_passes,
-            proposed=self._proposed,
-            accepted=self._accepted,
+            speculation=msgspec.structs.replace(self._speculation),
         )
 
 

@@ -1,7 +1,7 @@
 """The settings of a run: `Configuration()` has the defaults, `load_configuration` reads file, environment and command line."""
 
 from tripower.runtime.configuration.durations import parse_duration
-from tripower.runtime.configuration.load import InvalidSettings, Violation, check_configuration, load_configuration
+from tripower.runtime.configuration.load import InvalidSettings, Violation, check_configuration, load_configuration, nearest
 from tripower.runtime.configuration.schema import SETTINGS, Setting
 from tripower.runtime.configuration.settings import (
     BACKENDS,
@@ -12,6 +12,7 @@ from tripower.runtime.configuration.settings import (
     ProxySettings,
     SchedulerSettings,
     ServerSettings,
+    SpeculationChoices,
 )
 
 __all__ = [
@@ -26,8 +27,10 @@ __all__ = [
     "SchedulerSettings",
     "ServerSettings",
     "Setting",
+    "SpeculationChoices",
     "Violation",
     "check_configuration",
     "load_configuration",
+    "nearest",
     "parse_duration",
 ]

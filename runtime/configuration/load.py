@@ -1,6 +1,6 @@
 """From a file, the environment and the command line to one checked `Configuration`.
 
-Later ones win: defaults < file < environment < command line. The merged result is checked once, so nothing slips past a rule, and every
+Later ones win: defaults < file < environment < command line. Every value is checked, also one that a later one replaces, and every
 violation is reported, a line each, in one `InvalidSettings`. Nothing has been opened or bound by then, except the file itself.
 """
 
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -22,10 +22,15 @@ from tripower.runtime.store.home import home_directory
 
 FILE_BYTES_MAX = 1 << 20
 PREFIX = "TRIPOWER_"
-NOT_SETTINGS = frozenset(PREFIX + name for name in ("HOME", "CONFIG", "LOG", "HUB_TOKEN", "URL", "API_KEY", "API_KEYS", "KERNEL_CACHE"))
+NOT_SETTINGS = frozenset(
+    PREFIX + name for name in ("HOME", "CONFIG", "LOG", "HUB_TOKEN", "URL", "API_KEY", "API_KEYS", "KERNEL_CACHE")
+)
 TEST_PREFIX = "TRIPOWER_TEST_"
 KEY_PREFIX = "TRIPOWER_UPSTREAM_KEY"
 """Keys of remote servers: `TRIPOWER_UPSTREAM_KEY`, and `TRIPOWER_UPSTREAM_KEY_<NAME>` for a single model."""
+
+
+Flags: TypeAlias = Mapping[str, object] | Sequence[tuple[str, object]]
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -56,34 +61,35 @@ class Given(msgspec.Struct, frozen=True):
     text: bool = False
 
 
-def load_configuration(*, file: Path | None, environment: Mapping[str, str], flags: Mapping[str, object]) -> Configuration:
+def load_configuration(*, file: Path | None, environment: Mapping[str, str], flags: Flags) -> Configuration:
     """The configuration in force. Blocks for one small file; raises `InvalidSettings` with everything that is wrong.
 
     `file` is one that the user named; without it `$TRIPOWER_CONFIG`, else `config.toml` in the home directory if there is one. `flags`
-    are by path (`server.port`), and None means not given.
+    are by path (`server.port`), or pairs where a path may come twice; None means not given. A value that a later one replaces is
+    checked all the same: whoever gave it believes in it.
     """
     violations: list[Violation] = []
-    given: dict[str, Given] = {}
-    given |= _from_file(file, environment, violations)
-    given |= _from_environment(environment, violations)
-    given |= _from_flags(flags, violations)
+    given: list[tuple[str, Given]] = []
+    given += _from_file(file, environment, violations)
+    given += _from_environment(environment, violations)
+    given += _from_flags(flags, violations)
     accepted = _accepted(given, violations)
     if violations:
         raise InvalidSettings(violations)
-    return _built(accepted, {path: each.source for path, each in given.items()})
+    return _built(accepted, {path: each.source for path, each in given})
 
 
 def check_configuration(configuration: Configuration) -> Configuration:
     """The same configuration, if every value is in its range: for one that was built in code. Raises `InvalidSettings`."""
     violations: list[Violation] = []
-    given = {path: Given(list(value) if isinstance(value, tuple) else value, "code") for path, value in values(configuration)}
+    given = [(path, Given(list(value) if isinstance(value, tuple) else value, "code")) for path, value in values(configuration)]
     _accepted(given, violations)
     if violations:
         raise InvalidSettings(violations)
     return configuration
 
 
-def _from_file(file: Path | None, environment: Mapping[str, str], violations: list[Violation]) -> dict[str, Given]:
+def _from_file(file: Path | None, environment: Mapping[str, str], violations: list[Violation]) -> list[tuple[str, Given]]:
     named = file or (Path(environment["TRIPOWER_CONFIG"]).expanduser() if environment.get("TRIPOWER_CONFIG") else None)
     path = named or home_directory(environment) / "config.toml"
     source = f"file {path}"
@@ -96,14 +102,14 @@ def _from_file(file: Path | None, environment: Mapping[str, str], violations: li
     except FileNotFoundError:
         if named is not None:
             violations.append(Violation(str(path), "a configuration file", "no such file", source))
-        return {}
+        return []
     except OSError as error:
         violations.append(Violation(str(path), "a configuration file that can be read", error.strerror or str(error), source))
-        return {}
+        return []
     except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, or nested without end
         violations.append(Violation(str(path), "valid TOML", str(error)[:200] or "too deep a nesting", source))
-        return {}
-    return dict(_flattened(tables, source, violations))
+        return []
+    return list(_flattened(tables, source, violations))
 
 
 def _flattened(tables: Mapping[str, Any], source: str, violations: list[Violation]) -> Iterator[tuple[str, Given]]:
@@ -124,31 +130,30 @@ def _known(path: str, value: Any, source: str, violations: list[Violation]) -> I
         violations.append(Violation(path, f"a known setting{nearest(path, SETTINGS)}", "an unknown one", source))
 
 
-def _from_environment(environment: Mapping[str, str], violations: list[Violation]) -> dict[str, Given]:
+def _from_environment(environment: Mapping[str, str], violations: list[Violation]) -> list[tuple[str, Given]]:
     variables = {setting.variable: path for path, setting in SETTINGS.items()}
-    given = {}
+    given = []
     for name in sorted(environment):
         if not name.startswith(PREFIX) or name.startswith((TEST_PREFIX, KEY_PREFIX)) or name in NOT_SETTINGS:
             continue
         if name in variables:
-            given[variables[name]] = Given(environment[name], f"environment {name}", text=True)
+            given.append((variables[name], Given(environment[name], f"environment {name}", text=True)))
         else:
             close = nearest(name, [*variables, *NOT_SETTINGS])
             violations.append(Violation(name, f"a known variable{close}", "an unknown one", "environment"))
     return given
 
 
-def _from_flags(flags: Mapping[str, object], violations: list[Violation]) -> dict[str, Given]:
-    given: dict[str, Given] = {}
-    for path, value in flags.items():
+def _from_flags(flags: Flags, violations: list[Violation]) -> Iterator[tuple[str, Given]]:
+    for name, value in flags.items() if isinstance(flags, Mapping) else flags:
         if value is not None:
-            given |= dict(_known(path, value, "command line", violations))
-    return {path: Given(each.value, each.source, text=isinstance(each.value, str)) for path, each in given.items()}
+            for path, each in _known(name, value, "command line", violations):
+                yield path, Given(each.value, each.source, text=isinstance(each.value, str))
 
 
-def _accepted(given: Mapping[str, Given], violations: list[Violation]) -> dict[str, Any]:
+def _accepted(given: Iterable[tuple[str, Given]], violations: list[Violation]) -> dict[str, Any]:
     accepted = {}
-    for path, each in given.items():
+    for path, each in given:
         setting = SETTINGS[path]
         try:
             accepted[path] = checked(setting, value_from_text(setting, each.value) if each.text else each.value)

@@ -19,6 +19,7 @@ from tripower.runtime.configuration.settings import (
     BACKENDS,
     DEVICES,
     KERNELS,
+    MODES,
     KV_TYPES,
     LOG_FORMATS,
     METRICS_FAMILIES,
@@ -113,6 +114,7 @@ TEXT_RULES: Mapping[str, tuple[Callable[[str], bool], str]] = {
     "engine.device": (is_device, f"one of {', '.join(DEVICES)}, cuda:N"),
     "engine.kernels": (KERNELS.__contains__, f"one of {', '.join(KERNELS)}"),
     "engine.kv_type": (KV_TYPES.__contains__, f"one of {', '.join(KV_TYPES)}"),
+    "speculation.mode": (MODES.__contains__, f"one of {', '.join(MODES)}"),
     "proxy.extensions": (PROXY_EXTENSIONS.__contains__, f"of {', '.join(PROXY_EXTENSIONS)}"),
 }
 

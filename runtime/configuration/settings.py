@@ -26,6 +26,8 @@ METRICS_FAMILIES = ("vllm", "llamacpp")
 """What `server.metrics_families` may hold."""
 LOG_FORMATS = ("text", "json")
 """What `server.log_format` may be."""
+MODES = ("auto", "off", "prompt-lookup", "ngram-context")
+"""What `speculation.mode` may be."""
 KV_TYPES = ("f32", "f16")
 """What `engine.kv_type` may be."""
 PROXY_EXTENSIONS = ("top_k", "min_p", "repeat_penalty", "repetition_penalty", "repeat_last_n", "ignore_eos")
@@ -125,6 +127,16 @@ class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     prefix_ttl_s: Annotated[float, Meta(ge=1, le=86_400, description="a kept prompt that is not used for so long is dropped")] = 300.0
 
 
+class SpeculationChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Whether tokens are guessed and verified several in a step. It never changes an answer of an exact engine."""
+
+    mode: Annotated[
+        str,
+        Meta(description="where guesses come from: off, prompt-lookup, ngram-context, or auto: the best that cannot change answers"),
+    ] = "off"
+    draft_max: Annotated[int, Meta(ge=0, le=64, description="longest guess in tokens; 0 = by the strategy")] = 0
+
+
 class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What runs models, and what it may use."""
 
@@ -195,6 +207,7 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     auth: AuthSettings = AuthSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     engine: EngineSettings = EngineSettings()
+    speculation: SpeculationChoices = SpeculationChoices()
     proxy: ProxySettings = ProxySettings()
     models: Annotated[
         tuple[str, ...], Meta(max_length=256, description="models to serve: a name, a source, or NAME=SOURCE")

@@ -7,7 +7,7 @@ come next, and is told which one came. It is made off the lane, and belongs to t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -68,3 +68,13 @@ class Constraint(Protocol):
 
     def take_back(self, count: int) -> None:
         """The last `count` tokens that `accept` was told of have not come after all."""
+
+
+@runtime_checkable
+class ExplainedConstraint(Constraint, Protocol):
+    """One that says why it allows nothing. Both may be read from any thread."""
+
+    param: str | None
+    """The field of the request that asked for the format."""
+    exhausted: str
+    """Why the last mask allows nothing; empty if it allows something."""

@@ -62,6 +62,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Where `determinism` was measured."""
     kernels: str = ""
     """What computes, for people: the code's target, or the library and why it is used."""
+    row_costs: tuple[float, ...] = ()
+    """What a step with 1, 2, 4, 8, 16, … rows costs, relative to the first, measured at load; empty: not measured. It never changes, so
+    what is decided by it is decided again in the same way."""
     unsupported: frozenset[str] = frozenset()
     """Of `ROW_ABILITIES` and `SPECULATION`, what the engine cannot do. Whoever asks for it is refused before there is a seat."""
 

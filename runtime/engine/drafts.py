@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from tripower.runtime.engine.constraint import Constraint, TokenMask
 from tripower.runtime.engine.step_table import StepTable
 
+SPARE_TOKENS = 64
+"""See `guesses_left`."""
+
 log = logging.getLogger("tripower.steps")
 
 
@@ -34,6 +37,16 @@ def ask_draft(table: StepTable, slot: int, most: int, rows_beside: int, vocabula
         table.drafter[slot] = None
         return []
     return tokens
+
+
+def guesses_left(table: StepTable, slot: int) -> int:
+    """How many right guesses a slot may still have in this job: as many as the job has steps, and a few more.
+
+    So a sequence needs room for twice the steps of a job, and not for all that it might say. A job in which somebody has used them up
+    ends, and the next one goes on.
+    """
+    used = sum(len(runs.get(slot, ())) for runs in table.runs.values())
+    return table.steps_max + SPARE_TOKENS - used
 
 
 def tell_drafter(table: StepTable, slot: int, drawn: Sequence[int], proposed: int) -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tripower.runtime.speculation.row_costs import RowCosts
+from tripower.runtime.speculation.settings import DRAFT_ADAPTIVE
 
 SLOWEST = 0.98
 """No request is slower than this, by steps and the table, against itself without speculation."""

@@ -10,13 +10,13 @@ from tripower.runtime.speculation.circuit import Circuit
 from tripower.runtime.speculation.controller import Controller
 from tripower.runtime.speculation.lookup import Lookup, Source
 from tripower.runtime.speculation.row_costs import DEFAULT_ROW_COSTS, RowCosts
-from tripower.runtime.speculation.settings import LOOKUPS, SpeculationSettings, Strategy
+from tripower.runtime.speculation.settings import DRAFT_ADAPTIVE, DRAFT_FIXED, LOOKUPS, SpeculationSettings, Strategy
 
 
 class AdaptiveDrafter:
     """A `Drafter` whose widths follow what its guesses were worth. See `runtime.engine.drafting` for what its methods promise."""
 
-    def __init__(self, source: Source, costs: RowCosts, *, width_max: int = 8, width_min: int = 1) -> None:
+    def __init__(self, source: Source, costs: RowCosts, *, width_max: int = DRAFT_ADAPTIVE, width_min: int = 1) -> None:
         self.controller = Controller(costs, width_max=width_max)
         self.circuit = Circuit()
         self.started = False
@@ -83,7 +83,7 @@ class FixedDrafter:
 
     quiet = 0
 
-    def __init__(self, source: Source, *, width_max: int = 8, width_min: int = 1) -> None:
+    def __init__(self, source: Source, *, width_max: int = DRAFT_FIXED, width_min: int = 1) -> None:
         self._source, self._width_max, self._width_min = source, width_max, width_min
 
     def propose(self, most: int, rows_beside: int = 0) -> Sequence[int]:

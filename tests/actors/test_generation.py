@@ -324,7 +324,7 @@ def test_how_many_tokens_are_granted(asked: int | None, chat: bool, prompt: int,
 @pytest.mark.parametrize(("asked", "prompt"), [(92, 10), (2, 100), (0, 101), (None, 101), (None, 500)])
 def test_what_does_not_fit_the_context_is_refused_with_its_size(asked: int | None, prompt: int) -> None:
     wanted = GenerationRequest(model="toy", prompt="x", max_tokens=asked)
-    with pytest.raises(InvalidRequest, match=f"context is 100 tokens; the prompt has {prompt}"):
+    with pytest.raises(InvalidRequest, match=f"maximum context length is 100 tokens; the prompt has {prompt}"):
         choose_max_tokens(wanted, prompt, 100)
 
 
@@ -422,6 +422,6 @@ async def test_text_that_cannot_fit_is_refused_before_it_is_tokenised(monkeypatc
             GenerationRequest(model="toy", prompt="x" * 1_000_000),
             GenerationRequest(model="toy", messages=(ChatMessage("user", "x" * 1_000_000),)),
         ):
-            with pytest.raises(InvalidRequest, match="do not fit") as refused:
+            with pytest.raises(InvalidRequest, match="cannot fit") as refused:
                 await runtime.generate(request).__aenter__()
             assert refused.value.code == "context_length_exceeded"

@@ -174,6 +174,13 @@ async def test_a_model_that_was_not_named_at_the_start_is_looked_for(autojump_cl
             await runtime.load("lost")
         assert looked == ["found-1", "lost"] and backend.loads == 1
         assert [(card.name, card.state) for card in await runtime.models()] == [("toy", "unloaded"), ("found-1", "loaded")]
+        assert not any(card.pinned for card in await runtime.models())
+
+
+async def test_a_model_that_was_named_at_the_start_is_shown_as_such(autojump_clock: MockClock) -> None:
+    named = ModelSource(name="toy", source="toy", backend="toy", pinned=True)
+    async with open_toy(sources=(named,)) as (runtime, _):
+        assert [card.pinned for card in await runtime.models()] == [True]
 
 
 async def test_a_store_that_cannot_be_read_fails_the_request_and_not_the_registry(

@@ -30,6 +30,7 @@ from tripower.runtime.admission import Caller
 from tripower.runtime.engine import LoadedModel
 from tripower.runtime.kernel import InvalidRequest
 from tripower.runtime.prefix_cache import PrefixSettings, PrefixStatistics
+from tripower.runtime.speculation import SpeculationSettings, Strategy
 
 B = 16
 KEPT = PrefixSettings(ttl_seconds=100)
@@ -250,10 +251,14 @@ class SmallToy(PagedToy, BrittleEngine):
 
 
 # BB-047
-@pytest.mark.parametrize("seed", range(3))
-async def test_a_flood_larger_than_the_memory_costs_nobody_a_page(seed: int, autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("guessing", [None, SpeculationSettings(strategy=Strategy.NGRAM_CONTEXT)])
+@pytest.mark.parametrize("seed", range(2))
+async def test_a_flood_larger_than_the_memory_costs_nobody_a_page(
+    seed: int, guessing: SpeculationSettings | None, autojump_clock: MockClock
+) -> None:
     rng = random.Random(seed)
-    async with open_toy(Small(), members_max=2, prefix=PrefixSettings(ttl_seconds=1e6), steps_per_job=32) as (runtime, backend):
+    options: dict[str, Any] = {"prefix": PrefixSettings(ttl_seconds=1e6), "speculation": guessing}
+    async with open_toy(Small(), members_max=2, steps_per_job=32, **options) as (runtime, backend):
         for round_ in range(12):
             await ask(runtime, LONG[:60], tokens=8)
             async with trio.open_nursery() as nursery:
@@ -299,3 +304,43 @@ async def ask_for(runtime: Runtime, wanted: GenerationRequest) -> None:
 
 def test_a_job_says_what_is_kept_and_from_where_it_is_forked() -> None:
     assert RunSteps("toy", 1, (1, 2), (3,)).retaining == () == RunSteps("toy", 1, (1, 2), (3,)).forking
+
+
+async def test_answers_to_one_prompt_evaluate_it_once(autojump_clock: MockClock) -> None:
+    async with open_toy(prefix=KEPT) as (runtime, _):
+        await warm_up(runtime)
+        reused: list[int] = []
+
+        async def one(wait: float) -> None:
+            await trio.sleep(wait)
+            reused.append(await ask(runtime, LONG * 3, tokens=8))
+
+        async with trio.open_nursery() as nursery:
+            for wait in (0, 0.1, 0.2, 0.3):
+                nursery.start_soon(one, wait)
+        assert sorted(reused) == [0, *[3 * len(LONG) - 1] * 3]
+        assert queue_figures(runtime).batch.prefill_rows == 3 * len(LONG) + 3
+
+
+@pytest.mark.parametrize("how", ["leaves", "fails", "expires"])
+async def test_who_waits_for_a_prompt_goes_on_when_whoever_evaluates_it_is_gone(how: str, autojump_clock: MockClock) -> None:
+    async with open_toy(prefix=KEPT) as (runtime, backend):
+        await warm_up(runtime)
+        prompt, found = LONG * 12, list[int]()  # four steps of 256 rows
+        first = Listener()
+
+        async def second() -> None:
+            await trio.sleep(0.5)
+            found.append(await ask(runtime, prompt + "!"))
+
+        async with trio.open_nursery() as nursery:
+            deadline = trio.current_time() + 2.7 if how == "expires" else float("inf")
+            scope = trio.CancelScope()
+            nursery.start_soon(first.run, runtime.generate(request(prompt, 50), deadline=deadline), scope)
+            nursery.start_soon(second)
+            await trio.sleep(2.6)
+            if how == "leaves":
+                scope.cancel()
+            elif how == "fails":
+                backend.engine.failing = 1
+        assert len(found) == 1 and (found[0] > 0) == (how != "fails")

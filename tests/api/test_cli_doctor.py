@@ -14,7 +14,8 @@ import pytest
 
 from tests.api.children import running, tripower
 from tripower.api.cli import doctor
-from tripower.api.cli.doctor import Finding, defaults, listener, machine, report, settings, software, store
+from tripower.api.cli.doctor import Finding, defaults, machine, report, settings, software, store
+from tripower.api.cli.doctor_listener import listener
 from tripower.runtime.configuration import Configuration, ServerSettings, load_configuration
 from tripower.runtime.host import HostLimits
 from tripower.runtime.store import Store

@@ -9,12 +9,16 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import pytest
+
 from tests.api.children import tripower
 from tests.api.test_cli_serve import serving
-from tripower.api.cli import exit_codes
+from tripower.api.cli import exit_codes, main
 from tripower.api.cli.doctor import keys
 from tripower.api.cli.serve_banner import keys_line
+from tripower.api.http.auth.keys import read_key_file
 from tripower.runtime.configuration import AuthSettings, Configuration
+from tripower.runtime.kernel import InvalidConfiguration
 
 KEY, OTHER = "tp-the-first-key", "tp-another-key"
 
@@ -38,10 +42,39 @@ def status(url: str, key: str) -> int:
 def test_a_new_key_fits_the_lines_that_come_with_it(tmp_path: Path) -> None:
     finished = tripower(tmp_path, "key", "new", "--name", "team a", "--admin")
     assert finished.returncode == exit_codes.OK
-    key, _, lines = finished.stdout.partition("\n")
-    assert len(key) > 40
-    entry = tomllib.loads(lines)["key"][0]
+    key = finished.stderr.strip()  # standard output is no terminal here, and what is redirected is a file of keys
+    assert len(key) > 40 and key not in finished.stdout
+    entry = tomllib.loads(finished.stdout)["key"][0]
     assert entry == {"name": "team a", "sha256": hashlib.sha256(key.encode()).hexdigest(), "admin": True}
+
+
+def test_what_is_redirected_is_a_file_that_can_be_used(tmp_path: Path) -> None:
+    lines = [tripower(tmp_path, "key", "new", "--name", name).stdout for name in ("a", "b")]
+    path = tmp_path / "keys.toml"
+    path.write_text("".join(lines))
+    path.chmod(0o600)
+    assert [entry.name for entry in read_key_file(path)] == ["a", "b"]
+
+
+def test_a_person_at_a_terminal_sees_key_and_lines_together(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tripower.api.cli.key.is_terminal", lambda stream: True)
+    assert main(["key", "new"]) == exit_codes.OK
+    said = capsys.readouterr()
+    assert said.out.startswith("tp-") and "[[key]]" in said.out and not said.err
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [("[[key]]\ntp-secret\n", "no valid TOML at line 2"), ("[[key]]\nname = ", "no valid TOML at its end")]
+)
+def test_a_broken_file_of_keys_names_the_line_and_shows_nothing_of_it(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(text)
+    path.chmod(0o600)
+    with pytest.raises(InvalidConfiguration, match=says) as caught:
+        read_key_file(path)
+    assert "secret" not in str(caught.value)
 
 
 def test_a_name_that_the_file_could_not_hold_is_refused(tmp_path: Path) -> None:

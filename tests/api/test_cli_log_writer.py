@@ -26,6 +26,20 @@ def test_lines_are_written_in_their_order() -> None:
         assert lines.read().splitlines() == [f"line {number}" for number in range(100)]
 
 
+def test_what_was_logged_is_written_before_flush_returns() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    writer = LogWriter(writing)
+    for number in range(3):
+        writer.emit(record(f"line {number}"))
+        writer.flush()
+        assert os.read(reading, 100) == f"line {number}\n".encode()
+    writer.close()
+    writer.flush()  # nothing is left that could be waited for
+    os.close(reading)
+    os.close(writing)
+
+
 def test_a_reader_that_does_not_read_costs_lines_and_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_writer, "LINES_MAX", 50)
     monkeypatch.setattr(log_writer, "CLOSE_SECONDS", 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from tripower.api.cli.problems import CannotConnect, ServerRefused, describe
 from tripower.api.cli.program import main
 from tripower.api.cli.terminal import size, table
 from tripower.api.version import VERSION
+from tripower.runtime.configuration import SETTINGS
 from tripower.runtime.kernel import InvalidConfiguration, InvalidRequest, ModelRefused, NotFound
 
 HEAVY = ("trio", "torch", "numpy", "httpx", "hypercorn", "starlette", "msgspec", "rich", "llvmlite", "prometheus_client")
@@ -72,6 +74,50 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
     text = capsys.readouterr().out
     assert text.startswith(f"usage: tripower {command}")
     assert build_parser().format_help().count(f"\n    {command} ") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["rn"], "'rn' is no command (did you mean run?)"),
+        (["--debug", "sevre", "toy"], "'sevre' is no command (did you mean serve?)"),
+        (["qqq"], "'qqq' is no command: see"),
+    ],
+)
+def test_a_command_that_does_not_exist_is_told_with_the_nearest(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == exit_codes.USAGE and says in capsys.readouterr().err
+
+
+def test_help_names_what_is_needed_and_nothing_that_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run"]) == exit_codes.USAGE
+    said = capsys.readouterr().err
+    assert "required: MODEL\n" in said and "PROMPT" not in said.splitlines()[-1]
+    for command, names in {
+        "ps": ("TRIPOWER_API_KEY", "--cacert", "unix:PATH"),
+        "run": ("TRIPOWER_API_KEY", "--cacert", "unix:PATH"),
+        "chat": ("TRIPOWER_API_KEY", "--cacert", "unix:PATH"),
+        "serve": ("tripower settings", "docs/settings.md", "TRIPOWER_API_KEYS"),
+    }.items():
+        assert main([command, "--help"]) == exit_codes.OK
+        said = capsys.readouterr().out
+        assert not [name for name in names if name not in said]
+
+
+def test_all_settings_are_listed_with_what_was_given_and_where(tmp_path: Path) -> None:
+    said = tripower(tmp_path, "settings", "--json", "--set", "engine.threads=3").stdout
+    lines = {line["path"]: line for line in json.loads(said)}
+    assert list(lines) == list(SETTINGS) and all(line["about"] and line["takes"] for line in lines.values())
+    assert (lines["engine.threads"]["value"], lines["engine.threads"]["source"]) == (3, "command line")
+    text = tripower(tmp_path, "settings", "--set", "engine.threads=3").stdout
+    assert "engine.threads = 3  (command line; the default is 0)\n    threads of one step" in text
+
+
+def test_a_value_that_a_flag_replaces_is_judged_too(tmp_path: Path) -> None:
+    finished = tripower(tmp_path, "serve", "toy", "--set", "server.port=abc", "--port", "0")
+    assert finished.returncode == exit_codes.USAGE
+    assert "server.port: expected an integer from 0 to 65535, got 'abc' (command line)" in finished.stderr
 
 
 def test_bench_passes_everything_on(capsys: pytest.CaptureFixture[str]) -> None:

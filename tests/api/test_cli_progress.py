@@ -54,6 +54,18 @@ def test_a_load_that_is_over_at_once_is_not_worth_a_line(clock: list[float], cap
     assert capsys.readouterr().err.splitlines() == ["m: starting the engine", "m: loading, 0%"]
 
 
+def test_every_stage_of_a_load_has_words_that_say_what_it_is(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    load = Lines().loading("m")
+    for stage in ("certificate", "costs"):
+        load(stage, 0.0)
+        clock[0] += 1.0
+        load(stage, 0.0)
+    assert capsys.readouterr().err.splitlines() == [
+        "m: checking that answers do not depend on other requests, once for this model on this machine",
+        "m: measuring how long steps take, once for this model on this machine",
+    ]
+
+
 def test_a_terminal_gets_bars_that_disappear(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)

@@ -11,9 +11,9 @@ import pytest
 import trio
 
 from tripower.api.cli.answers import Question, Summary
-from tripower.api.cli.problems import CannotConnect, ServerRefused, StreamCut, describe
-from tripower.api.cli.remote import RemoteService, base_address, error_of, open_client, request_of
-from tripower.runtime.kernel import DeadlineExceeded, InvalidRequest
+from tripower.api.cli.problems import ServerRefused, StreamCut, describe
+from tripower.api.cli.remote import RemoteService, error_of, request_of
+from tripower.runtime.kernel import DeadlineExceeded
 
 QUESTION = Question(messages=({"role": "user", "content": "hi"},), options={"max_tokens": 5})
 
@@ -116,41 +116,17 @@ async def test_the_timeout_holds_for_a_server_that_ignores_it() -> None:
         await ask(lambda request: httpx.Response(200, stream=Silent()), Question(prompt="p", timeout=0.05))
 
 
-async def test_nobody_there_says_how_to_start_a_server() -> None:
-    async with open_client("http://127.0.0.1:9") as client:  # the discard port: nobody listens
-        with pytest.raises(CannotConnect, match="tripower serve MODEL"):
-            await RemoteService(client, "m").answer(QUESTION, lambda text: None)
-
-
-@pytest.mark.parametrize(
-    ("url", "base"),
-    [
-        ("http://127.0.0.1:8420", "http://127.0.0.1:8420/"),
-        ("127.0.0.1:8420", "http://127.0.0.1:8420/"),
-        ("https://host/prefix/", "https://host/prefix/"),
-        ("http://host:1/v1/", "http://host:1/"),
-        ("http://host/a/v1?key=1#x", "http://host/a/"),
-    ],
-)
-def test_a_base_address_may_have_a_path_and_what_people_copy_along(url: str, base: str) -> None:
-    assert base_address(url) == base
-
-
-@pytest.mark.parametrize("url", ["ftp://host", "http://", "//"])
-def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(InvalidRequest, match="no address of a server"):
-        base_address(url)
-
-
-async def test_a_key_comes_from_the_environment_and_loopback_needs_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRIPOWER_API_KEY", "secret")
-    monkeypatch.setenv("HTTP_PROXY", "http://proxy.invalid:1")
-    async with open_client("127.0.0.1:9") as client:
-        assert client.headers["authorization"] == "Bearer secret"
-        with pytest.raises(CannotConnect):
-            await RemoteService(client, "m").answer(QUESTION, lambda text: None)
-
-
 def test_errors_may_be_words_only() -> None:
     assert error_of(200, "words").message == "words"
     assert request_of("m", QUESTION)[0] == "v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("key", "cure"), [("", "set TRIPOWER_API_KEY to your key"), ("x", "the key in TRIPOWER_API_KEY is not one")]
+)
+async def test_want_of_a_key_names_the_variable(key: str, cure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIPOWER_API_KEY", key)
+    body = b'{"error": {"message": "an API key is needed", "code": "invalid_api_key"}}'
+    with pytest.raises(ServerRefused) as caught:
+        await ask(lambda request: httpx.Response(401, content=body))
+    assert describe([caught.value])[0].startswith(f"401 invalid_api_key: an API key is needed; {cure}")

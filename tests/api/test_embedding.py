@@ -15,6 +15,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
@@ -187,18 +188,20 @@ async def test_settings_out_of_range_are_refused_before_anything_is_opened() -> 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"temperature": float("nan")}, "temperature is not a finite number"),
-        ({"repeat_penalty": 0.0}, "repeat_penalty must be above 0"),
+        ({"temperature": float("nan")}, "temperature is from 0 to 2, not nan"),
+        ({"repeat_penalty": 0.0}, "repeat_penalty is from 0.01 to 10, not 0.0"),
         ({"logit_bias": {257: 1.0}}, "names the token 257"),
         ({"temperature": "hot"}, "temperature"),
-        ({"nonsense": 1}, "nonsense"),
+        ({"nonsense": 1}, "nonsense is no option"),
+        ({"max_token": 1}, r"max_token is no option \(did you mean max_tokens\?\)"),
+        ({"sampling": {}}, "sampling is no option"),
         ({"seed": 2**64}, "64 bits"),
         ({"stop": 5}, "stop"),
         ({"deadline": float("nan")}, "a deadline is a number"),
         ({"timeout": "soon"}, "a deadline is a number"),
         ({"stop": ["x", ""]}, "a stop string is empty"),
-        ({"max_tokens": -1}, "max_tokens must not be negative"),
-        ({"max_tokens": 100_000}, "context is 8192 tokens"),
+        ({"max_tokens": -1}, "max_tokens is from 0 to 2147483647, not -1"),
+        ({"max_tokens": 100_000}, "context length is 8192 tokens"),
     ],
 )
 async def test_options_that_make_no_sense_are_refused_by_name(options: dict[str, Any], text: str, store: Store) -> None:
@@ -215,6 +218,33 @@ async def test_messages_that_are_none_are_refused(messages: list[Any], store: St
     async with open_runtime(store=store) as runtime:
         with pytest.raises(tripower.InvalidRequest, match="a message is a role and a content"):
             runtime.chat("toy", messages)
+
+
+async def test_a_text_in_place_of_a_conversation_is_told_so(store: Store) -> None:
+    async with open_runtime(store=store) as runtime:
+        for messages in ("hi", HELLO[0]):
+            with pytest.raises(tripower.InvalidRequest, match="a conversation is a list of messages"):
+                runtime.chat("toy", messages)  # type: ignore[arg-type]  # what a type checker would say too
+
+
+def test_what_openai_calls_tools_and_formats_is_understood() -> None:
+    function = {"name": "f", "description": "d", "parameters": SCHEMA}
+    expected = tripower.ToolDefinition("f", "d", SCHEMA)
+    for tool in (expected, function, {"type": "function", "function": function}, {"type": "function", **function}):
+        assert make_request("m", {"tools": [tool]}, messages=()).chat.tools == (expected,)
+    openai = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}
+    for asked in (SCHEMA, openai, {"type": "json_schema", "schema": SCHEMA}, tripower.JsonSchemaFormat(SCHEMA)):
+        assert make_request("m", {"format": asked}, prompt="p").format == tripower.JsonSchemaFormat(SCHEMA)
+    assert make_request("m", {"format": {"enum": [1]}}, prompt="p").format == tripower.JsonSchemaFormat({"enum": [1]})
+    assert make_request("m", {"format": {"type": "text"}}, prompt="p").format is None
+    assert make_request("m", {"format": {"type": "regex", "pattern": "a"}}, prompt="p").format == tripower.RegexFormat("a")
+    assert make_request("m", {"top_k": -1}, prompt="p").sampling.top_k == 0
+
+
+def test_every_section_of_the_settings_can_be_named() -> None:
+    for field in msgspec.structs.fields(tripower.Configuration):
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            assert getattr(tripower, field.type.__name__) is field.type
 
 
 def test_options_become_the_request_that_every_way_in_makes() -> None:
@@ -363,12 +393,18 @@ def test_tools_and_template_variables_become_options_of_the_conversation() -> No
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"temperature": -1}, "temperature must not be negative"),
+        ({"temperature": -1}, "temperature is from 0 to 2, not -1"),
         ({"top_p": 1.5}, "top_p is from 0 to 1"),
         ({"logprobs": 50}, "logprobs is from 0 to 20"),
         ({"tool_choice": "required"}, "add tools"),
         ({"tool_choice": "sometimes"}, "cannot be used"),
-        ({"format": {"type": "xml"}}, "cannot be used"),
+        ({"format": {"type": "xml"}}, "cannot be used: a format is a tripower.JsonSchemaFormat"),
+        ({"format": "json"}, "JsonSchemaFormat"),
+        ({"tools": {"name": "f"}}, "tools is a list"),
+        ({"tools": [{"type": "function", "function": {"nom": "f"}}]}, r"tools\[0\]: nom is no field of it.*ToolDefinition"),
+        ({"tools": [{"description": "d"}]}, r"tools\[0\]: it has no name.*ToolDefinition"),
+        ({"temperature": 2.5}, "temperature is from 0 to 2, not 2.5"),
+        ({"logit_bias": {1: 101.0}}, "logit_bias is from -100 to 100"),
         ({"stop_token_ids": [999]}, "no token of a vocabulary"),
     ],
 )

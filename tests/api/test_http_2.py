@@ -394,6 +394,48 @@ async def test_more_streams_than_announced_are_a_fault() -> None:
 
 @pytest.mark.parametrize(
     "headers",
+    [
+        {"host": "elsewhere"},
+        {"X-Upper": "a"},
+        {"x-line": "a\r\nb"},
+        {"x-space": " a"},
+        {"te": "gzip"},
+        {"connection": "close"},
+        {":strange": "a"},
+        {":path": ""},
+        {"content-length": "1"},
+        {"content-length": "99"},
+    ],
+    ids=repr,
+)
+async def test_a_malformed_request_ends_its_stream_and_no_other(headers: dict[str, str]) -> None:
+    go_on = trio.Event()
+    async with serving(Script([go_on, *HELLO.steps])) as server:
+        async with http2(server.port) as client:
+            client.frames.config.validate_outbound_headers = client.frames.config.normalize_outbound_headers = False
+            good = await client.begin(CHAT, ASK)
+            for body in range(3):  # the windows of a connection are not used up by what nobody reads
+                bad = await client.begin(CHAT, {"a": "x" * 20 * body}, headers=headers)
+                await client.read_until(lambda bad=bad: bad in client.resets)  # type: ignore[misc]
+            go_on.set()
+            assert (await client.finish(good)).status == 200
+            assert client.goodbye is None
+        assert len(server.runtime.requests) == 1
+
+
+async def test_malformed_requests_without_end_are_bounded() -> None:  # CVE-2025-8671
+    async with serving(HELLO) as server:
+        async with http2(server.port) as client:
+            client.frames.config.validate_outbound_headers = False
+            for number in range(1, 4 * RESETS_MAX, 2):
+                client.ask_nowait(number, "/health", headers={"host": "elsewhere"})
+            await client.send()
+            await calm(client)
+        await nobody_is_harmed(server)
+
+
+@pytest.mark.parametrize(
+    "headers",
     [{":method": "CONNECT"}, {":path": "*x"}, {":path": "/\x7f"}, {":path": "/é"}, {":method": "G T"}, {":method": "x" * 99}],
     ids=repr,
 )

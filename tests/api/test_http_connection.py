@@ -15,6 +15,7 @@ from trio.testing import MockClock
 
 from tests.api.fake_runtime import BIG, HELLO, FakeRuntime, Script, finished, never_ending, tokens
 from tests.api.serving import ASK, CHAT, fill_without_reading, request_bytes, serving, until
+from tripower.api.http import connection
 from tripower.api.http.connection import HEAD_SECONDS, IDLE_SECONDS
 
 STREAM = ASK | {"stream": True}
@@ -262,10 +263,12 @@ async def test_a_client_whose_body_is_too_long_is_not_told_to_send_it() -> None:
     "headers",
     [
         b"x: " + b"a" * 1_000_000 + b"\r\n",
+        b"x: " + b"a" * 60_000 + b"\r\n",
+        b"x:" + b" " * 60_000 + b"a\r\n",
         b"".join(b"x-%d: a\r\n" % number for number in range(10_000)),
         b"".join(b"x-%d: a\r\n" % number for number in range(300)),
     ],
-    ids=["one long", "many", "many that fit"],
+    ids=["one long", "in one piece", "blanks", "many", "many that fit"],
 )
 async def test_headers_without_bound_are_refused(headers: bytes) -> None:  # BB-088
     async with serving(HELLO) as server, server.client() as client:
@@ -446,3 +449,51 @@ async def test_two_lengths_that_contradict_each_other_are_refused() -> None:
         head = request_bytes(CHAT, ASK).partition(b"\r\n\r\n")[0]
         await client.send(head + b"\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n")
         assert (await client.read_answer()).status == 400
+
+
+# Clients that end their side behind a request, and wait.
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_whoever_ends_its_side_behind_a_request_gets_the_answer(stream: bool) -> None:
+    asked = trio.Event()
+    async with serving(Script([asked, *HELLO.steps])) as server, server.client() as client:
+        await client.send_request(CHAT, ASK | {"stream": stream})
+        await client.stream.send_eof()
+        assert (await client.read_answer()).status == 100  # it is asked whether it is still there
+        asked.set()
+        answer = await client.read_answer()
+        assert (answer.text if stream else answer.json["choices"][0]["message"]["content"]) == "Hello there"
+        assert await client.read_to_end() == b""
+        assert server.runtime.ended == [None]
+
+
+async def test_all_requests_that_were_sent_ahead_are_answered_before_the_end() -> None:
+    async with serving(HELLO) as server, server.client() as client:
+        await client.send(request_bytes("/health") + request_bytes(CHAT, ASK) + request_bytes("/v1/models"))
+        await client.stream.send_eof()
+        assert (await client.read_to_end()).count(b"HTTP/1.1 200") == 3
+
+
+@pytest.mark.parametrize("script", [FOR_EVER, Script(before=math.inf)], ids=["waiting", "door"])
+async def test_whoever_ended_its_side_and_then_leaves_is_noticed(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "ASK_AGAIN_SECONDS", 0.05)
+    async with serving(script) as server:
+        async with server.client() as client:
+            await client.send_request(CHAT, ASK)
+            await client.stream.send_eof()
+            assert (await client.read_answer()).status == 100
+        await server.wait_closed()
+        assert server.statistics().left == 1 and server.runtime.running == []
+
+
+@pytest.mark.parametrize(
+    "sent", [request_bytes(CHAT, ASK)[:-1], request_bytes(CHAT, ASK).replace(b"HTTP/1.1", b"HTTP/1.0")], ids=["cut", "1.0"]
+)
+async def test_the_end_within_a_request_or_behind_one_of_an_old_version_is_leaving(sent: bytes) -> None:
+    async with serving(FOR_EVER) as server, server.client() as client:
+        await client.send(sent)
+        await client.stream.send_eof()
+        assert b"200 OK" not in await client.read_to_end()
+        await server.wait_closed()
+        assert server.runtime.running == []

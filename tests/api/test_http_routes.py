@@ -96,12 +96,36 @@ async def test_an_unknown_path_is_not_found_in_json(path: str, method: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("path", "method"), [(CHAT, "GET"), (COMPLETIONS, "PUT"), ("/v1/models", "POST"), ("/health", "DELETE")]
+    ("path", "cure"),
+    [
+        ("/", "GET /v1/models lists the models, and GET /openapi.json describes every route"),
+        ("/chat/completions", "use /v1/chat/completions"),
+        ("/chat/completions/", "use /v1/chat/completions"),
+        ("/v1/v1/chat/completions", "use /v1/chat/completions"),
+        ("/v1/tokenize", "use /tokenize"),
+        ("/v1", "GET /v1/models lists the models, and GET /openapi.json describes every route"),
+    ],
 )
-async def test_a_known_path_with_another_verb_says_which_would_do(path: str, method: str) -> None:
+async def test_a_path_that_is_nearly_right_is_told_the_right_one(path: str, cure: str) -> None:
+    async with serving(HELLO) as server:
+        answer = await server.ask(path, ASK)
+    assert answer.error["message"] == f"there is no route {path!r}: {cure}"
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "right"),
+    [
+        (CHAT, "GET", "POST"),
+        (COMPLETIONS, "PUT", "POST"),
+        ("/v1/models", "POST", "GET or HEAD"),
+        ("/health", "DELETE", "GET or HEAD"),
+    ],
+)
+async def test_a_known_path_with_another_verb_says_which_would_do(path: str, method: str, right: str) -> None:
     async with serving(HELLO) as server:
         answer = await server.ask(path, method=method)
     assert (answer.status, answer.error["code"]) == (405, "method_not_allowed")
+    assert answer.error["message"] == f"{method} is not possible here: use {right}"
     assert set(answer.headers["allow"].split(", ")) <= {"GET", "HEAD", "POST"}
 
 
@@ -261,10 +285,47 @@ async def test_a_client_that_sends_no_host_is_no_browser() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "name"), [("a.b:1", "a.b"), ("[::1]:1", "::1"), ("[::1]", "::1"), ("A.", "a"), (" a ", "a"), ("", ""), ("[", "")]
+    ("host", "name"),
+    [("a.b:1", "a.b"), ("[::1]:1", "::1"), ("[::1]", "::1"), ("A.", "a"), (" a ", "a"), ("", ""), ("a:", "a"), ("a_b-c", "a_b-c")],
 )
 def test_a_host_header_is_taken_apart(host: str, name: str) -> None:
     assert host_name(host) == name
+
+
+NO_HOSTS = ("localhost:8512@evil", "[::1", "[", "::1", "localhost:x", "localhost:1:2", "localhost/evil", "localhost evil", "[::1]evil", "me@localhost",
+            "localhost,evil", "[::1%25lo]", "\xe9", "localhost:123456")  # fmt: skip
+
+
+@pytest.mark.parametrize("host", NO_HOSTS)
+async def test_a_host_that_is_none_is_refused_under_any_address(host: str) -> None:
+    assert host_name(host) is None
+    for address in ("127.0.0.1", "0.0.0.0"):
+        async with serving(HELLO, host=address) as server, server.client() as client:
+            await client.send(b"GET /health HTTP/1.1\r\nhost: " + host.encode("latin-1") + b"\r\n\r\n")
+            answer = await client.read_answer()
+            assert (answer.status, answer.error["code"]) == (400, "invalid_host")
+
+
+@pytest.mark.parametrize("name", ["authorization", "x-api-key", "content-type", "Authorization"])
+async def test_a_header_that_says_two_things_is_refused(name: str) -> None:
+    async with serving(HELLO) as server, server.client() as client:
+        whole = request_bytes(CHAT, ASK).replace(b"content-type: application/json", b"x-one: a")
+        both = f"{name}: Bearer one\r\n{name}: Bearer two\r\n".encode()
+        await client.send(whole.replace(b"host:", both + b"host:"))
+        answer = await client.read_answer()
+        assert (answer.status, answer.error["code"]) == (400, "ambiguous_header")
+        assert name.lower() in answer.error["message"] and server.runtime.requests == []
+
+
+@pytest.mark.parametrize(
+    ("content_type", "status"),
+    [("application/json; charset=utf-8", 200), ('application/json; Charset="UTF-8"', 200), ("text/plain", 200), ("", 200),
+     ("application/json; charset=us-ascii", 200), ("text/plain; charset=utf-16", 415), ("application/json; charset=latin-1", 415),
+     ("application/json;x=y ; charset = 'utf-7'", 415)],
+)  # fmt: skip
+async def test_a_body_is_read_as_utf_8_and_not_under_another_name(content_type: str, status: int) -> None:
+    async with serving(HELLO) as server:
+        assert (await server.ask(CHAT, ASK, headers={"content-type": content_type})).status == status
 
 
 @pytest.mark.parametrize(

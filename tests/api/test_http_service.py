@@ -15,10 +15,13 @@ from tripower.runtime.configuration import SchedulerSettings, ServerSettings
 from tripower.runtime.kernel import InvalidRequest
 
 
-def service(**backends: str) -> Service:
+def service(backends: dict[str, str], *, named: tuple[str, ...] = ()) -> Service:
+    """`named` are the models that were named at the start."""
+
     async def models() -> list[ModelCard]:
         return [
-            ModelCard(name=name, source="", state="loaded", backend=backend, created=0) for name, backend in backends.items()
+            ModelCard(name=name, source="", state="loaded", backend=backend, created=0, pinned=name in named)
+            for name, backend in backends.items()
         ]
 
     runtime: Any = SimpleNamespace(models=models)
@@ -34,11 +37,18 @@ def service(**backends: str) -> Service:
     ],
 )
 async def test_the_only_model_that_writes_is_meant(backends: dict[str, str], meant: str) -> None:
-    assert await service(**backends).only_model() == meant
+    assert await service(backends).only_model() == meant
 
 
 @pytest.mark.parametrize("backends", [{}, {"one": PICOLM, "two": PICOLM}, {"one": EMBEDDED, "two": EMBEDDED}])
 async def test_where_several_could_be_meant_a_name_is_asked_for(backends: dict[str, str]) -> None:
     with pytest.raises(InvalidRequest, match=f"{len(backends)} are served") as refused:
-        await service(**backends).only_model()
+        await service(backends).only_model()
     assert refused.value.param == "model"
+
+
+async def test_a_model_that_was_named_at_the_start_goes_on_being_meant_when_others_are_loaded() -> None:
+    assert await service({"one": PICOLM, "two": PICOLM}, named=("one",)).only_model() == "one"
+    assert await service({"one": PICOLM, "encoder": EMBEDDED, "two": PICOLM}, named=("one", "encoder")).only_model() == "one"
+    with pytest.raises(InvalidRequest, match="2 are served"):
+        await service({"one": PICOLM, "two": PICOLM, "three": PICOLM}, named=("one", "two")).only_model()

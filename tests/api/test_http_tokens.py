@@ -354,12 +354,16 @@ async def test_a_client_that_leaves_waits_for_no_tokenizer(held: HeldText) -> No
         held.released.set()
 
 
-@pytest.mark.parametrize("path", [TOKENIZE_PATH, TEMPLATE_PATH, COUNT_PATH, DETOKENIZE_PATH])
+@pytest.mark.parametrize(
+    "path",
+    [TOKENIZE_PATH, TEMPLATE_PATH, COUNT_PATH, DETOKENIZE_PATH, "/v1/responses/input_tokens", "/v1/messages/count_tokens"],
+)
 async def test_ten_megabytes_are_refused_with_the_field_and_the_cure(path: str) -> None:
     text = "a" * 10_000_000
     bodies: dict[str, tuple[Any, str]] = {
         TOKENIZE_PATH: ({"content": text}, "content"),
-        DETOKENIZE_PATH: ({"tokens": [7] * 2_000_000}, "tokens"),
+        DETOKENIZE_PATH: ({"tokens": [7] * 1_100_000}, "tokens"),
+        "/v1/responses/input_tokens": ({"input": text}, "input"),
     }
     body, param = bodies.get(path, ({"messages": [{"role": "user", "content": text}]}, "messages"))
     async with serving() as server:

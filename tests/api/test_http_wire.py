@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.api.strategies import conversations, field_names, json_values
 from tripower.actors.dialogue import GenerationRequest
+from tripower.actors.request_checks import LOGIT_BIAS_ENTRIES_MAX
 from tripower.api.http.fields import IN_MESSAGES, UNSUPPORTED
-from tripower.api.http.text.numbers import LOGIT_BIAS_MAX
 from tripower.api.http.wire import CHAT, COMPLETION, CompletionIn
 from tripower.runtime.engine import ChatMessage, ToolCall
 from tripower.runtime.kernel import InvalidRequest
@@ -333,7 +333,7 @@ def test_stream_options_without_a_stream_are_refused() -> None:
         ({"99999999999": 1}, "99999999999"),
         ({"7": 1e9}, "7"),
         ({"7": -100.5}, "7"),
-        ({str(token): 1 for token in range(100_000)}, str(LOGIT_BIAS_MAX)),
+        ({str(token): 1 for token in range(100_000)}, str(LOGIT_BIAS_ENTRIES_MAX)),
     ],
 )
 def test_a_logit_bias_that_cannot_be_is_refused_by_its_token(bias: dict[str, float], named: str) -> None:  # BB-104
@@ -399,7 +399,7 @@ def test_a_duplicate_key_counts_once_the_last() -> None:
 # Unknown and unsupported fields (ecosystem C6).
 
 
-@pytest.mark.parametrize("name", sorted(UNSUPPORTED))
+@pytest.mark.parametrize("name", sorted(name for name, rule in UNSUPPORTED.items() if not rule.told))
 def test_an_unsupported_field_is_refused_with_what_would_work_unless_it_asks_for_nothing(name: str) -> None:
     rule = UNSUPPORTED[name]
     decoder = COMPLETION if name not in COMPLETION_FIELDS else CHAT
@@ -414,6 +414,39 @@ def test_an_unsupported_field_is_refused_with_what_would_work_unless_it_asks_for
     error = caught.value
     assert (error.code, error.param) == ("unsupported_parameter", name)
     assert rule.instead in error.message
+
+
+@pytest.mark.parametrize("name", sorted(name for name, rule in UNSUPPORTED.items() if rule.told))
+def test_a_field_that_is_not_honoured_and_changes_no_answer_is_accepted_aloud(name: str) -> None:  # BB-028
+    for neutral in (None, *UNSUPPORTED[name].neutral):
+        assert ignored(**{name: neutral}) == ()
+    assert ignored(**{name: {"anything": "else"}}) == (name,)
+    with pytest.raises(InvalidRequest) as caught:
+        chat(strict=True, **{name: {"anything": "else"}})
+    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", name)
+
+
+def test_a_request_may_ask_for_its_answer_to_be_kept_and_hears_that_it_is_not() -> None:
+    assert ignored(store=True, prediction={"type": "content", "content": "Hi"}) == ("store", "prediction")
+    assert ignored(store=False) == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"temperature": 3}, "temperature should be a number of at most 2"),
+        ({"temperature": "x"}, "temperature should be a number, not a text"),
+        ({"max_tokens": 1.5}, "max_tokens should be a whole number, not a fraction"),
+        ({"stream": "false"}, "stream should be true or false, not a text"),
+        ({"stop": ""}, "stop should be a text of at least 1 character"),
+        ({"stop": ["a"] * 17}, "stop should be a list of at most 16 entries"),
+        ({"n": 0}, "n should be a whole number of at least 1"),
+        ({"messages": []}, "messages should be a list of at least 1 entry"),
+    ],
+)  # fmt: skip
+def test_a_value_of_the_wrong_kind_is_refused_by_its_field_and_in_words(fields: dict[str, Any], message: str) -> None:
+    error = refusal(**fields)
+    assert (error.message, error.param) == (message, next(iter(fields)))
 
 
 @pytest.mark.parametrize(

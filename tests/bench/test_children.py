@@ -26,6 +26,7 @@ async def test_a_child_answers_until_the_block_ends(listener: tuple[str, ...]) -
         assert streamed.body.count(b"data: x") == 8
         assert server.cpu_seconds() >= before > 0
         assert server.resident_bytes() >= server.anonymous_bytes() > 0
+        assert server.log_bytes(1 << 20) == b""
     assert server.process.poll() is not None
 
 

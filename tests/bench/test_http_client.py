@@ -92,3 +92,20 @@ def test_events_are_whole_wherever_the_stream_is_cut(cuts: list[int]) -> None:
         events += splitter.feed(stream[start:end])
     assert events == [b'{"a": 1}', b'{"b": "\xc3\xa4"}']
     assert splitter.ended
+
+
+async def test_headers_of_the_answer_are_kept_as_they_came_and_those_of_a_request_are_sent() -> None:
+    request = build_request("GET", "/", headers={"x-request-id": "Mine"})
+    assert request.endswith(b"\r\nx-request-id: Mine\r\n\r\n")
+    answer = b"HTTP/1.1 200 OK\r\nX-Request-Id: Mine\r\ncontent-length: 0\r\n\r\n"
+    async with answering(answer) as port, HttpConnection(port) as connection:
+        await connection.fetch(request)
+        assert connection.headers[b"x-request-id"] == b"Mine"
+        assert connection.is_open
+    assert not connection.is_open
+
+
+async def test_a_slow_reader_takes_no_more_than_it_asks_for() -> None:
+    async with answering(SIZED) as port, HttpConnection(port, receive_buffer=4096) as connection:
+        await connection.begin(build_request("GET", "/"))
+        assert [await connection.read_piece(2) for _ in range(3)] == [b"no", b"ne", b""]

@@ -44,6 +44,9 @@ FOREIGN = (
 """Variables that clients read and that a test does not leave to chance."""
 PRIVATE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "DO_NOT_TRACK": "1"}
 """Nothing is asked of anybody but the server under test."""
+PACKAGES = ("openai", "anthropic", "llm", "langchain_openai", "litellm", "schemathesis", "lm_eval")
+COMPLETE = f"import importlib.util, sys; sys.exit(not all(map(importlib.util.find_spec, {PACKAGES})))"
+"""An installation that was broken off has some of them."""
 
 
 class Facts(dict[str, Any]):
@@ -102,10 +105,7 @@ class Clients:
 def clients(tmp_path_factory: pytest.TempPathFactory) -> Clients:
     """Skips the test where the clients are not installed."""
     python = Path(os.environ.get(VARIABLE) or f"{sys.prefix}-clients/bin/python")
-    if (
-        not python.exists()
-        or subprocess.run([python, "-c", "import openai, lm_eval"], capture_output=True, check=False).returncode
-    ):
+    if not python.exists() or subprocess.run([python, "-c", COMPLETE], capture_output=True, check=False).returncode:
         pytest.skip(
             "the extra `clients` is not installed beside this environment: `make long` does it where an index is reachable"
         )

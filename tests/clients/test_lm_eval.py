@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tests.backends.conftest import load_engine_now
 from tests.clients.conftest import Clients, Served
@@ -45,12 +46,13 @@ class Direct:
     engine: Any
     text: TextLayer
 
-    def log_probabilities(self, tokens: list[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    def log_probabilities(self, tokens: list[int]) -> NDArray[np.float64]:
         """Of every token that may follow each of these, float64 [tokens, vocabulary]."""
         self.engine.open_sequence(1)
         logits = self.engine.logits(1, tokens).astype(np.float64)
         logits -= logits.max(axis=1, keepdims=True)
-        return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        found: NDArray[np.float64] = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        return found
 
     def loglikelihood(self, context: str, continuation: str) -> tuple[float, bool]:
         """The sum over the continuation's tokens, and whether each is the most likely one."""
@@ -88,7 +90,15 @@ def evaluation(clients: Clients, served: Served) -> Evaluation:
     out = clients.home / "lm_eval"
     model = f"base_url={served.url}/v1/completions,model=smollm2,auth_token={served.key}"
     command = ("-m", "lm_eval", "run", "--model", "local-completions", "--model_args", model, "--output_path", str(out))
-    tasks = ("--batch_size", "8", "--tasks", "tripower_capitals,tripower_endings", "--include_path", str(TASKS), "--log_samples")
+    tasks = (
+        "--batch_size",
+        "8",
+        "--tasks",
+        "tripower_capitals,tripower_endings",
+        "--include_path",
+        str(TASKS),
+        "--log_samples",
+    )
     finished = clients.run(*command, *tasks, variables={"OPENAI_API_KEY": served.key}, folder=TASKS)
     warnings = [line for line in finished.stderr.splitlines() if "WARNING" in line]
     assert finished.returncode == 0, (warnings, finished.stderr[-2000:])

@@ -1,7 +1,7 @@
 """What an earlier owner left in the memory of states never shows: not under pressure, not at the edges of pages, not between chats.
 
-There is no cache of prefixes: what protects is that a page's old contents are never read. A fork is the one way in which sequences
-share pages, so the edges of pages are tried with forks.
+Here the engine's pages are looked at from outside, and a whole runtime that keeps prompts; the cache that decides what is kept has
+tests of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import trio
 
+from tests.api.test_checkpoint_folders import edit
 from tests.backends.native.engine.rigs import prefill, same_bits, tokens_of
 from tripower.api.embedding import open_runtime
 from tripower.backends.picolm.native.kernels.attention.kv import PAGE_POSITIONS
@@ -82,12 +83,14 @@ async def test_thirty_chats_on_two_seats_say_what_each_says_alone(kernels: str, 
         engine=EngineSettings(kernels=kernels, threads=1),
     )
     texts: dict[int, list[str]] = {}
+    edit(folder, max_position_embeddings=4 * PAGE_POSITIONS)
     async with open_runtime(configuration, models=[f"tiny={folder}"], store=Store(tmp_path / "home")) as runtime:
 
         async def chat(number: int) -> None:
             code = f"{number * 7919 % 1000:03d}"
             options: Any = {"max_tokens": 12, "ignore_eos": True, "temperature": 0.0}
-            events = [event async for event in runtime.complete("tiny", f"The code is {code}. Say it: ", **options)]
+            prompt = f"{'Everybody begins alike. ' * (number % 3)}The code is {code}. Say it: "
+            events = [event async for event in runtime.complete("tiny", prompt, **options)]
             texts.setdefault(number, []).append("".join(event.text for event in events))
 
         async with trio.open_nursery() as nursery:

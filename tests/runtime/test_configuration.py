@@ -127,9 +127,19 @@ def test_later_sources_win(tmp_path: Path) -> None:
         assert described == ("server.port", port, source, 8420)
 
 
-def test_a_flag_cannot_slip_past_a_rule_and_only_the_winner_is_judged(tmp_path: Path) -> None:
+def test_no_value_slips_past_a_rule_even_if_a_later_one_replaces_it(tmp_path: Path) -> None:
     assert refused(tmp_path, "[server]\nport = 1", {}, {"server.port": 70_000}) == ["server.port"]
-    assert load(tmp_path, "[server]\nport = 70000", {}, {"server.port": 0}).server.port == 0
+    assert refused(tmp_path, "[server]\nport = 70000", {}, {"server.port": 0}) == ["server.port"]
+    environment = {"TRIPOWER_SERVER__PORT": "x"}
+    flags = [("server.port", "abc"), ("server.port", "1"), ("server.port", None)]
+    with pytest.raises(InvalidSettings) as caught:
+        load_configuration(file=None, environment={"TRIPOWER_HOME": "/nowhere", **environment}, flags=flags)
+    assert [(each.got, each.source) for each in caught.value.violations] == [
+        ("'x'", "environment TRIPOWER_SERVER__PORT"),
+        ("'abc'", "command line"),
+    ]
+    good = load_configuration(file=None, environment={"TRIPOWER_HOME": "/nowhere"}, flags=[("server.port", "1"), ("server.port", "2")])
+    assert good.server.port == 2
     assert load(tmp_path, "", {}, {"server.port": None, "engine.threads": "4"}).engine.threads == 4
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tripower.runtime.admission import Gate
+from tripower.runtime.admission import Caller, Gate, places_max
 from tripower.runtime.kernel import DeadlineExceeded, Overloaded
 
 FREE = math.inf
@@ -195,3 +195,16 @@ def test_the_gate_does_what_a_list_and_a_set_would(limit: int, room: int, plan: 
                 assert more > 0 and not free and len(waiting) == room
         assert (gate.active, gate.waiting) == (len(active), len(waiting))
         assert gate.active <= limit and gate.waiting <= room and books_balance(gate)
+
+
+@pytest.mark.parametrize(
+    "caller", [Caller(), Caller(alone=False), Caller(concurrency_max=3), Caller(alone=False, concurrency_max=99)]
+)
+@pytest.mark.parametrize(("seats", "waiting"), [(1, 0), (1, 2), (2, 0), (4, 0), (5, 3), (16, 8)])
+def test_the_places_that_one_identity_can_have_are_known_beforehand(caller: Caller, seats: int, waiting: int) -> None:
+    gate: Gate[int] = Gate(active_limit=seats, waiting_limit=waiting)
+    places = places_max(caller, seats=seats, waiting=waiting)
+    for ticket in range(places):
+        gate.arrive(ticket, now=0, deadline=math.inf, caller=caller)
+    with pytest.raises(Overloaded):
+        gate.arrive(places, now=0, deadline=math.inf, caller=caller)

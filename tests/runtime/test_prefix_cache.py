@@ -53,7 +53,7 @@ def test_everything_that_must_be_equal_changes_the_name_and_the_key_is_not_in_it
         {"key": None},
         {"secret": b"t"},
     ):
-        assert namespace_of(**same | changed) != name  # type: ignore[arg-type]
+        assert namespace_of(**same | changed) != name
     moved = same | {"identity": "ac", "endpoint": "hat"}
     assert namespace_of(**moved) != namespace_of(**same | {"identity": "a"})  # type: ignore[arg-type]
 

@@ -75,7 +75,7 @@ def _holder(key: ApiKey, meter: Meter | None, *, alone: bool) -> Holder:
     limits = (key.requests_per_minute, key.tokens_per_minute)
     if meter is None or meter.limits != limits:
         meter = Meter(*limits, now=_now())
-    caller = Caller(identity=key.identity, weight=key.weight, concurrency_max=key.concurrency, alone=alone)
+    caller = Caller(identity=key.identity, name=key.name, weight=key.weight, concurrency_max=key.concurrency, alone=alone)
     return Holder(key, caller, meter)
 
 

@@ -29,6 +29,7 @@ KEYS_MAX = 4096
 """Every one is compared with every key that comes."""
 KEY_CHARACTERS_MIN = 8
 KEY_BYTES_MAX = 512
+_PLACE = re.compile(r"\(at (?:line (\d+), column \d+|end of document)\)\Z")
 _FORBIDDEN_BITS = stat.S_IRGRP | stat.S_IWGRP | stat.S_IROTH | stat.S_IWOTH
 
 NAME = re.compile(r"\A[\w .:@/-]{0,64}\Z")
@@ -68,7 +69,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def identity(self) -> str:
-        """What logs, figures and the waiting room call its holder."""
+        """What the waiting room knows its holder by, and what records begin with; behind it they have the name."""
         return f"key-{self.digest.hex()[:12]}"
 
 
@@ -135,11 +136,20 @@ def read_key_file(path: Path) -> tuple[KeyEntry, ...]:
         told = str(error)
         plain = ": a key is kept as `sha256`, which `tripower key new` prints" if "sha256" in told or "`key`" in told else ""
         raise _refused(path, f"{error}{plain}") from None
-    except (ValueError, RecursionError):
-        raise _refused(path, "it is no valid TOML") from None
+    except (ValueError, RecursionError) as error:
+        raise _refused(path, f"it is no valid TOML{_place(error)}") from None
     if len({entry.sha256 for entry in entries}) < len(entries):
         raise _refused(path, "a key is in it twice")
     return entries
+
+
+def _place(error: Exception) -> str:
+    """Where a file stops being TOML; the rest of the error may quote the file."""
+    found = _PLACE.search(str(error))
+    if found is None:
+        return ""
+    place = f"line {found[1]}" if found[1] else "its end"
+    return f" at {place}: each line is empty, a comment, [[key]], or NAME = VALUE"
 
 
 def _check_file(path: Path, status: os.stat_result) -> None:

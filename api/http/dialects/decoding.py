@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from tripower.api.http.decoding import RequestDecoder, decode_plain
-from tripower.api.http.fields import Unsupported, refuse_unknown
+from tripower.api.http.fields import Unsupported, asks_for_more, first_names, refusal, refuse_unknown
 from tripower.runtime.kernel import InvalidRequest
 
 Request = TypeVar("Request", bound=msgspec.Struct)
@@ -31,9 +32,10 @@ class DialectDecoder(Generic[Request]):
         request, _ = self._decoder.decode(body, strict=False)
         plain = decode_plain(body)
         for name, rule in self._unsupported.items():
-            _refuse(name, plain.get(name), rule)
+            if asks_for_more(rule, plain.get(name)):
+                raise refusal(name, rule)
         passed = self._passed | self._unsupported.keys()
-        unknown = tuple(dict.fromkeys(unread(plain, request, passed)))
+        unknown = first_names(unread(plain, request, passed))
         if strict and unknown:
             raise refuse_unknown(unknown)
         return request, unknown
@@ -48,24 +50,24 @@ def unread(plain: Any, read: Any, passed: frozenset[str]) -> Iterator[str]:
     while waiting:
         plain, read, path = waiting.popleft()
         if isinstance(read, msgspec.Struct) and isinstance(plain, dict):
-            known = {field.encode_name: field.name for field in msgspec.structs.fields(read)}
+            known = _fields(type(read))
             for name, value in plain.items():
                 if name in known:
-                    waiting.append((value, getattr(read, known[name]), f"{path}{name}."))
+                    if isinstance(value, dict | list):
+                        waiting.append((value, getattr(read, known[name]), f"{path}{name}."))
                 elif name not in passed:
                     yield path + name
         elif isinstance(read, tuple) and isinstance(plain, list):
-            waiting.extend((inner, inner_read, path) for inner, inner_read in zip(plain, read, strict=True))
+            pairs = zip(plain, read, strict=True)
+            waiting.extend((inner, inner_read, path) for inner, inner_read in pairs if isinstance(inner, dict | list))
 
 
-def _refuse(name: str, value: Any, rule: Unsupported) -> None:
-    if value is None or any(value == neutral and type(value) is type(neutral) for neutral in rule.neutral):
-        return
-    raise unsupported(name, rule.instead)
+@cache
+def _fields(kind: type[msgspec.Struct]) -> dict[str, str]:
+    """The attribute of each name in JSON. Kept for each kind: finding it out evaluates the annotations of all of them."""
+    return {field.encode_name: field.name for field in msgspec.structs.fields(kind)}
 
 
 def unsupported(path: str, instead: str) -> InvalidRequest:
     """The refusal of something that is known and not done here, with what would work."""
-    return InvalidRequest(
-        f"{path} is not supported with this value: {instead}", code="unsupported_parameter", param=path.partition(":")[0]
-    )
+    return InvalidRequest(f"{path} is not supported: {instead}", code="unsupported_parameter", param=path.partition(":")[0])

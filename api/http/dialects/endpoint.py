@@ -10,12 +10,14 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 from tripower.actors.dialogue import GenerationRequest
 from tripower.actors.generation import Generation
+from tripower.api.http.bodies import read
 from tripower.api.http.dialects.decoding import DialectDecoder
 from tripower.api.http.dialects.following import Following
 from tripower.api.http.dialects.parts import PartEvent
@@ -106,9 +108,10 @@ class DialectEndpoint(Generic[Asked]):
         exchange: Exchange = scope[EXCHANGE]
         check_content_type(exchange)
         body = await exchange.body(self._service.server.max_body_bytes)
-        asked, unknown = self._decoder.decode(body, strict=exchange.strict)
+        asked, unknown = await read(body, partial(self._decoder.decode, body, strict=exchange.strict))
         self._ignore(exchange, *unknown, *asked.ignored())
-        request = asked.generation(asked.model or await self._service.only_model())
+        model = asked.model or await self._service.only_model()
+        request = await read(body, partial(asked.generation, model))
         request = exchange.asks(ranked(request, exchange))
         deadline = exchange.deadline(self._service.scheduler.deadline_max_s)
         running = exchange.interruptible(deadline, first_token_deadline=exchange.first_token_deadline())

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import trio
 
+from tripower.api.http.bodies import read
 from tripower.api.http.embeddings.answer import embeddings_answer
 from tripower.api.http.embeddings.request import EMBEDDINGS
 from tripower.api.http.exchange import EXCHANGE, Exchange
@@ -28,8 +29,9 @@ class EmbeddingsEndpoint:
         exchange: Exchange = scope[EXCHANGE]
         check_content_type(exchange)
         body = await exchange.body(self._service.server.max_body_bytes)
-        asked, exchange.ignored = EMBEDDINGS.decode(body, strict=exchange.strict)
-        as_base64, request = asked.as_base64(), msgspec.structs.replace(asked.embedding(), caller=exchange.caller)
+        asked, exchange.ignored = await read(body, partial(EMBEDDINGS.decode, body, strict=exchange.strict))
+        as_base64 = asked.as_base64()
+        request = msgspec.structs.replace(await read(body, asked.embedding), caller=exchange.caller)
         exchange.model = request.model
         deadline = exchange.deadline(self._service.scheduler.deadline_max_s)
         with exchange.interruptible(deadline):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
+from tripower.api.http.bodies import LISTED_MAX
 from tripower.api.http.dialects.decoding import unsupported
 from tripower.api.http.text.messages import NAME
 from tripower.api.http.text.nesting import check_depth
@@ -28,16 +30,19 @@ class BlockIn(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
-    content: str | tuple[BlockIn, ...] | None = None
+    content: str | Annotated[tuple[BlockIn, ...], Meta(max_length=LISTED_MAX)] | None = None
     is_error: bool | None = None
     """Templates have no word for it: the text of the result has to say so."""
+
+
+Blocks = Annotated[tuple[BlockIn, ...], Meta(max_length=LISTED_MAX)]
 
 
 class MessageIn(msgspec.Struct, frozen=True, kw_only=True):
     """One message of a conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | tuple[BlockIn, ...]
+    content: str | Blocks
 
 
 def conversation(system: str | tuple[BlockIn, ...] | None, messages: tuple[MessageIn, ...]) -> tuple[ChatMessage, ...]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from starlette.routing import Route
 
+from tripower.api.http.dialects.counting import count_tokens
 from tripower.api.http.dialects.endpoint import DialectEndpoint
-from tripower.api.http.messages.counting import count_tokens
 from tripower.api.http.messages.requests import COUNT_TOKENS, MESSAGES, CountTokensIn, MessagesIn
 from tripower.api.http.messages.writer import MessageWriter
 from tripower.api.http.service import Service

@@ -20,14 +20,17 @@ import msgspec
 from msgspec import Meta
 
 from tripower.actors.dialogue import GenerationRequest, SamplingChoices
+from tripower.api.http.bodies import LISTED_MAX
 from tripower.api.http.dialects.decoding import DialectDecoder, unsupported
 from tripower.api.http.dialects.thinking import ThinkingWish
 from tripower.api.http.fields import Unsupported
-from tripower.api.http.messages.blocks import BlockIn, MessageIn, conversation
+from tripower.api.http.messages.blocks import Blocks, MessageIn, conversation
 from tripower.api.http.messages.tools import ToolChoiceIn, ToolIn, tool_choice, tool_definitions
 from tripower.api.http.text.nesting import check_depth
+from tripower.backends.grammar.limits import NESTING_MAX
 from tripower.runtime.engine import ChatMessage, ChatOptions, ToolChoice, ToolDefinition
 from tripower.runtime.engine.constraint import JsonSchemaFormat, OutputFormat
+from tripower.runtime.engine.tool_names import TOOLS_MAX
 from tripower.runtime.kernel import InvalidRequest
 
 STOPS_MAX = 16
@@ -67,10 +70,10 @@ class OutputConfigIn(msgspec.Struct, frozen=True, kw_only=True):
 class PromptIn(msgspec.Struct, frozen=True, kw_only=True):
     """What both endpoints share: everything that is part of the prompt."""
 
-    messages: Annotated[tuple[MessageIn, ...], Meta(min_length=1)]
+    messages: Annotated[tuple[MessageIn, ...], Meta(min_length=1, max_length=LISTED_MAX)]
     model: str | None = None
-    system: str | tuple[BlockIn, ...] | None = None
-    tools: tuple[ToolIn, ...] | None = None
+    system: str | Blocks | None = None
+    tools: Annotated[tuple[ToolIn, ...], Meta(max_length=TOOLS_MAX)] | None = None
     tool_choice: ToolChoiceIn | None = None
     thinking: ThinkingIn | None = None
     output_config: OutputConfigIn | None = None
@@ -149,7 +152,7 @@ class MessagesIn(PromptIn, frozen=True, kw_only=True):
             raise unsupported(f"{field}.type: {asked.type[:40]}", "use json_schema")
         if not isinstance(asked.schema, dict):
             raise InvalidRequest(f"{field}.schema is missing: give a JSON schema", param=f"{field}.schema")
-        check_depth(asked.schema, f"{field}.schema")
+        check_depth(asked.schema, f"{field}.schema", NESTING_MAX)
         return JsonSchemaFormat(asked.schema)
 
 

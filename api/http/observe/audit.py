@@ -1,77 +1,64 @@
 """The audit log: who did what, one JSON object a line, each bound to the one before by its SHA-256.
 
 A line cannot be changed, taken out or moved without the next one's `prev_sha256` giving it away; what is cut off at the end only shows
-against a later copy. Lines are written by a thread of their own from a bounded queue. What to do when the disk fails or the queue is
-full is the operator's choice: go on and count, or refuse work until it can be recorded again.
+against a later copy. Lines are written by a thread of their own from a bounded queue. While the disk takes nothing they stay in it and
+the thread tries again by itself, so that the log recovers without anybody's request; what found no place meanwhile is counted, and the
+log has a line that says how many events are missing. Whether work goes on until then is the operator's choice, see `Keepers.check`.
+
+One process writes to a file: two would each continue the chain as they know it, and that looks like a forgery.
 """
 
 from __future__ import annotations
 
-import hashlib
+import fcntl
 import logging
 import os
+import stat
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import msgspec
-
-from tripower.runtime.kernel import TripowerError, Unavailable
+from tripower.api.http.observe.audit_chain import LOST, end_of
+from tripower.runtime.kernel import InvalidConfiguration, Unavailable
 
 log = logging.getLogger("tripower.audit")
 
 EVENTS_MAX = 10_000
 """Events that may wait for the disk."""
 GATHER_SECONDS = 0.05
+RETRY_SECONDS, RETRY_SECONDS_MAX = 0.25, 5.0
+"""Between attempts at a disk that takes nothing: the first pause, which doubles up to the last one."""
 CLOSE_SECONDS = 5.0
-LINE_BYTES_MAX = 64 * 1024
-FIRST = "0" * 64
-"""What the first line follows."""
-
-
-class AuditEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line. `reason` is a code, never an exception's text; `tokens` are of prompt and answer."""
-
-    seq: int
-    timestamp: float
-    request_id: str = ""
-    identity: str = ""
-    action: str
-    model: str = ""
-    status: str
-    reason: str = ""
-    duration_ms: float = 0.0
-    tokens: int = 0
-    prev_sha256: str
-
-
-class BrokenChain(TripowerError):
-    """An audit log in which something was changed, or that is none."""
-
-    code = "audit_broken"
-    status = 409
-
-
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(AuditEvent).decode
 
 
 class AuditLog:
-    """Appends to a file, mode 0600, and continues its chain. Raises `BrokenChain` when its last line is none of ours, `OSError`."""
+    """Appends to a file, mode 0600, and continues its chain. Opening it blocks for the end of the file.
+
+    Raises `BrokenChain` when its last line is none of ours, `InvalidConfiguration` when another process writes to it or it is no
+    regular file, `OSError`.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._seq, self._previous = _last(path)
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.path = path
+        self._descriptor = _open_alone(path)
+        try:
+            self._chain = end_of(path)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
         self._events: deque[tuple[float, dict[str, object]]] = deque()
         self._waiting, self._ending = threading.Event(), threading.Event()
+        self._torn: int | None = None
+        """Where a line begins that could be written only in part, as long as it could not be cut off."""
+        self._lost_lock = threading.Lock()
+        self._lost_unsaid = 0
         self.lost = 0
-        """Events that could not be kept."""
+        """Events that could not be kept, since the start."""
         self.failing = False
-        """Whether the latest event could not be kept."""
+        """Whether events wait that the disk does not take, or one found no place."""
         self._thread = threading.Thread(target=self._run, name="tripower-audit", daemon=True)
         self._thread.start()
 
@@ -79,8 +66,8 @@ class AuditLog:
         """Queue an event. Never blocks; one that finds no place is lost and counted."""
         if len(self._events) >= EVENTS_MAX:
             self._lose(1)
-            return
-        self._events.append((time.time(), {"action": action, "status": status, **fields}))
+        else:
+            self._events.append((time.time(), {"action": action, "status": status, **fields}))
         if not self._waiting.is_set():
             self._waiting.set()
 
@@ -106,79 +93,103 @@ class AuditLog:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _run(self) -> None:
-        while not (self._ending.is_set() and not self._events):
-            self._waiting.wait()
-            self._ending.wait(GATHER_SECONDS)
-            self._waiting.clear()
-            waiting = [self._events.popleft() for _ in range(len(self._events))]
-            if waiting:
-                self._write(waiting)
+    # The thread.
 
-    def _write(self, waiting: list[tuple[float, dict[str, object]]]) -> None:
-        """All of them or, as far as the chain is concerned, none: a torn line is cut off again."""
-        seq, previous, lines = self._seq, self._previous, []
+    def _run(self) -> None:
+        pause = RETRY_SECONDS
+        while True:
+            self._waiting.wait()
+            self._waiting.clear()
+            self._ending.wait(GATHER_SECONDS)
+            last = self._ending.is_set()
+            if self._write_waiting():
+                pause = RETRY_SECONDS
+            elif last:
+                self._lose(len(self._events))
+                log.error("the audit log ends without %d events that the disk did not take", self._lost_unsaid)
+            else:
+                self._ending.wait(pause)
+                self._waiting.set()
+                pause = min(2 * pause, RETRY_SECONDS_MAX)
+            if last:
+                return
+
+    def _write_waiting(self) -> bool:
+        """All that waits or, as far as the chain is concerned, nothing of it. False when it has to be tried again."""
+        waiting = list(self._events)
+        with self._lost_lock:
+            unsaid = self._lost_unsaid
+        if not waiting and not unsaid:
+            return True
+        lines, chain = [], self._chain
         for timestamp, fields in waiting:
-            seq += 1
-            event = msgspec.convert({"seq": seq, "timestamp": timestamp, "prev_sha256": previous, **fields}, AuditEvent)
-            lines.append(_encode(event))
-            previous = hashlib.sha256(lines[-1]).hexdigest()
-        data = b"\n".join(lines) + b"\n"
+            line, chain = chain.follow(timestamp, fields)
+            lines.append(line)
+        if unsaid:
+            missing = {"action": LOST, "status": "failure", "reason": "audit_failed", "count": unsaid}
+            line, chain = chain.follow(time.time(), missing)
+            lines.append(line)
+        try:
+            self._append(b"".join(lines))
+        except OSError as error:
+            if not self.failing:
+                log.error("the audit log takes nothing, and it is tried again: %s", error.strerror)
+            self.failing = True
+            return False
+        self._chain = chain
+        for _ in waiting:
+            self._events.popleft()
+        self._recovered(unsaid)
+        return True
+
+    def _append(self, data: bytes) -> None:
+        """Write and sync. What could be written only in part is cut off again, now or before the next attempt."""
+        if self._torn is not None:
+            os.ftruncate(self._descriptor, self._torn)
+            self._torn = None
         size = os.fstat(self._descriptor).st_size
         try:
             done = 0
             while done < len(data):
                 done += os.write(self._descriptor, data[done:])
             os.fdatasync(self._descriptor)
-        except OSError as error:
-            self._cut(size)
-            self._lose(len(waiting), error)
-            return
-        self._seq, self._previous, self.failing = seq, previous, False
-
-    def _cut(self, size: int) -> None:
-        try:
+        except OSError:
+            self._torn = size
             os.ftruncate(self._descriptor, size)
-        except OSError as error:
-            log.error("a torn line stays in the audit log: %s", error.strerror)
+            self._torn = None
+            raise
 
-    def _lose(self, count: int, error: OSError | None = None) -> None:
-        if not self.failing:
-            log.error("the audit log takes nothing: %s", error.strerror if error else "its queue is full")
-        self.lost += count
-        self.failing = True
+    def _recovered(self, said: int) -> None:
+        with self._lost_lock:
+            self._lost_unsaid -= said
+            if not self.failing or self._lost_unsaid:
+                return
+            self.failing = False
+        log.warning("the audit log can be written again; %d events are missing, and it says so", said)
+
+    def _lose(self, count: int) -> None:
+        with self._lost_lock:
+            first = not self._lost_unsaid
+            self.lost += count
+            self._lost_unsaid += count
+            self.failing = True
+        if first and count:
+            log.error("the audit log loses events: %d wait for the disk, and there is no place for more", len(self._events))
 
 
-def _last(path: Path) -> tuple[int, str]:
-    """Number and digest of the last line; of nothing, where there is none."""
+def _open_alone(path: Path) -> int:
+    """A descriptor to append by, with the file's lock, which the kernel drops when its holder ends."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - LINE_BYTES_MAX))
-            tail = file.read()
-    except FileNotFoundError:
-        return 0, FIRST
-    if not tail:
-        return 0, FIRST
-    last = tail.removesuffix(b"\n").rpartition(b"\n")[2]
-    if not tail.endswith(b"\n"):
-        raise BrokenChain(f"{path} ends in the middle of a line: keep it aside, and name another file")
-    try:
-        return _decode(last).seq, hashlib.sha256(last).hexdigest()
-    except (msgspec.ValidationError, msgspec.DecodeError):
-        raise BrokenChain(f"{path} is no audit log: name another file") from None
-
-
-def read(path: Path) -> Iterator[AuditEvent]:
-    """Every event of a log, checked. Blocks. Raises `BrokenChain` naming the first line that does not follow, `OSError`."""
-    seq, previous = 0, FIRST
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            text = line.removesuffix(b"\n")
-            try:
-                event = _decode(text)
-            except (msgspec.ValidationError, msgspec.DecodeError):
-                raise BrokenChain(f"{path}: line {number} is no event") from None
-            if event.prev_sha256 != previous or event.seq != seq + 1 or text == line:
-                raise BrokenChain(f"{path}: line {number} does not follow the one before: something was changed or taken out")
-            seq, previous = event.seq, hashlib.sha256(text).hexdigest()
-            yield event
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise InvalidConfiguration(f"{path} is no regular file: server.audit_file needs one", param="server.audit_file")
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InvalidConfiguration(
+                f"another server writes to the audit log {path}: give each its own server.audit_file", param="server.audit_file"
+            ) from None
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor

@@ -53,6 +53,11 @@ class Keepers:
         if self.audit_denies and self.audit is not None:
             self.audit.check()
 
+    @property
+    def refuses(self) -> bool:
+        """Whether work is refused now because it could not be recorded."""
+        return self.audit_denies and self.audit is not None and self.audit.failing
+
     def end(self, exchange: Exchange, action: str, span: RequestSpan | None) -> None:
         """A request is over. Synchronous, blocks on nothing."""
         left = exchange.end == "disconnect"
@@ -78,7 +83,7 @@ def record_of(exchange: Exchange, action: str, status: int, seconds: float) -> R
     return RequestRecord(
         at=time.time() - seconds,
         request_id=exchange.request_id.decode(),
-        identity=exchange.caller.identity,
+        identity=exchange.caller.label,
         method=exchange.method,
         route=exchange.route,
         action=action,

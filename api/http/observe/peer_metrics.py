@@ -108,6 +108,10 @@ _COUNTERS: tuple[tuple[str, str, Callable[[QueueStatistics], float]], ...] = (
     ("prompt_tokens", "Prompt tokens of complete answers.", lambda queue: queue.prompt_tokens),
     ("generation_tokens", "Tokens of complete answers.", lambda queue: queue.generated_tokens),
     ("prefix_cache_queries", "Tokens of prompts that might have been reused.", lambda queue: sum(_prompt_tokens(queue))),
+    ("spec_decode_num_drafts", "Steps of a request with guesses.", lambda queue: queue.batch.speculation.rounds),
+    ("spec_decode_num_draft_tokens", "Guessed tokens.", lambda queue: queue.batch.speculation.drafted_tokens),
+    ("spec_decode_num_accepted_tokens", "Of those, right ones.", lambda queue: queue.batch.speculation.accepted_tokens),
+    ("spec_decode_num_emitted_tokens", "Tokens of such requests.", lambda queue: queue.batch.speculation.emitted_tokens),
     ("prefix_cache_hits", "Of those, tokens that were reused.", lambda queue: _prompt_tokens(queue)[0]),
 )
 

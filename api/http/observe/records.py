@@ -16,7 +16,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """When it arrived: seconds since 1970."""
     request_id: str
     identity: str = ""
-    """Who asked; empty without a key."""
+    """Who asked, and the name of the key where it has one; empty without a key."""
     method: str
     route: str
     """The template of the route."""

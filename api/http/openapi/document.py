@@ -41,7 +41,12 @@ def openapi_document(routes: Iterable[Route], prefix: str = "", *, keys: bool = 
     A route that `operations` does not know is described by its name alone.
     """
     described = [(route, OPERATIONS.get(route.name) or Operation(summary=route.name, tag="other")) for route in routes]
-    types = [kind for _, operation in described for kind in (operation.request, operation.answer, operation.error) if kind is not None]
+    types = [
+        kind
+        for _, operation in described
+        for kind in (operation.request, operation.answer, operation.error)
+        if kind is not None
+    ]
     schemas, components = msgspec.json.schema_components([ErrorBody, *_structs(types)], ref_template=REFERENCE)
     by_type = dict(zip([ErrorBody, *_structs(types)], schemas, strict=True))
     paths: dict[str, Any] = {}

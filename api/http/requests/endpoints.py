@@ -115,5 +115,5 @@ def request_out(exchange: Exchange, now: float, admin: bool) -> RequestOut:
         age_seconds=round(now - exchange.began, 3),
         prompt_tokens=exchange.prompt_tokens,
         completion_tokens=exchange.completion_tokens,
-        identity=exchange.caller.identity if admin else UNSET,
+        identity=exchange.caller.label if admin else UNSET,
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from starlette.routing import Route
 
+from tripower.api.http.dialects.counting import count_input_tokens
 from tripower.api.http.dialects.endpoint import DialectEndpoint
-from tripower.api.http.responses.counting import count_input_tokens
 from tripower.api.http.responses.requests import RESPONSE, ResponseIn
 from tripower.api.http.responses.writer import ResponseWriter
 from tripower.api.http.service import Service

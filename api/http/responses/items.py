@@ -6,14 +6,16 @@ templates want them; a second thing said, or a thought after one, begins the nex
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import attrs
 import msgspec
+from msgspec import Meta
 
+from tripower.api.http.bodies import LISTED_MAX
 from tripower.api.http.dialects.arguments import object_text
 from tripower.api.http.dialects.decoding import unsupported
-from tripower.api.http.text.messages import NAME
+from tripower.api.http.text.messages import CALLS_MAX, NAME
 from tripower.runtime.engine import ChatMessage, ToolCall
 from tripower.runtime.kernel import InvalidRequest
 
@@ -29,17 +31,20 @@ class ItemPartIn(msgspec.Struct, frozen=True, kw_only=True):
     refusal: str | None = None
 
 
+ItemParts = Annotated[tuple[ItemPartIn, ...], Meta(max_length=LISTED_MAX)]
+
+
 class ItemIn(msgspec.Struct, frozen=True, kw_only=True):
     """One item: a message (the only kind that may leave out its type), a function's call or output, or a thought."""
 
     type: str | None = None
     role: str | None = None
-    content: str | tuple[ItemPartIn, ...] | None = None
+    content: str | ItemParts | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    output: str | tuple[ItemPartIn, ...] | None = None
-    summary: tuple[ItemPartIn, ...] | None = None
+    output: str | ItemParts | None = None
+    summary: ItemParts | None = None
     encrypted_content: Any = None
     """Of other servers: nobody here could read it."""
 
@@ -118,6 +123,8 @@ class _Turns:
         self.names[call_id] = name
         self._continue(fresh=False)
         assert self.open is not None
+        if len(self.open.tool_calls) >= CALLS_MAX:
+            raise InvalidRequest(f"{path}: one turn has at most {CALLS_MAX} calls", param=path)
         call = ToolCall(call_id, name, object_text(f"{path}.arguments", _needed(f"{path}.arguments", item.arguments)))
         self._change(tool_calls=(*self.open.tool_calls, call))
 

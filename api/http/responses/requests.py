@@ -17,14 +17,17 @@ import msgspec
 from msgspec import Meta
 
 from tripower.actors.dialogue import GenerationRequest, SamplingChoices
+from tripower.api.http.bodies import LISTED_MAX
 from tripower.api.http.dialects.decoding import DialectDecoder, unsupported
 from tripower.api.http.dialects.thinking import OFF, ThinkingWish
 from tripower.api.http.fields import Unsupported
 from tripower.api.http.responses.items import ItemIn, conversation
 from tripower.api.http.responses.tools import FunctionIn, NamedToolIn, tool_choice, tool_definitions
 from tripower.api.http.text.nesting import check_depth
+from tripower.backends.grammar.limits import NESTING_MAX
 from tripower.runtime.engine import ChatOptions
 from tripower.runtime.engine.constraint import JsonObjectFormat, JsonSchemaFormat, OutputFormat
+from tripower.runtime.engine.tool_names import TOOLS_MAX
 from tripower.runtime.kernel import InvalidRequest
 
 UINT64 = 1 << 64
@@ -40,13 +43,13 @@ PASSED = frozenset(
         "stream_options", "description", "moderation",
     }
 )  # fmt: skip
-_KEPT = "answers are not kept; send the earlier items in input"
+_KEPT = "answers are not kept; leave it out and send the earlier items in input, before the new one"
 UNSUPPORTED = {
     "previous_response_id": Unsupported((), _KEPT),
     "conversation": Unsupported((), _KEPT),
-    "prompt": Unsupported((), "prompts are not kept; send its text as instructions and input"),
+    "prompt": Unsupported((), "prompts are not kept; leave it out and send its text as instructions and input"),
     "background": Unsupported((False,), "answers are not kept; leave it out and stream"),
-    "top_logprobs": Unsupported((0,), "log probabilities come with /v1/chat/completions"),
+    "top_logprobs": Unsupported((0,), "leave it out; log probabilities come with /v1/chat/completions"),
 }
 INCLUDED = frozenset(
     {
@@ -85,7 +88,7 @@ class ReasoningIn(msgspec.Struct, frozen=True):
 class ResponseIn(msgspec.Struct, frozen=True, kw_only=True):
     """`POST /v1/responses`."""
 
-    input: str | tuple[ItemIn, ...]
+    input: str | Annotated[tuple[ItemIn, ...], Meta(max_length=LISTED_MAX)]
     model: str | None = None
     instructions: str | None = None
     stream: bool | None = None
@@ -98,7 +101,7 @@ class ResponseIn(msgspec.Struct, frozen=True, kw_only=True):
     stop: StopString | Annotated[tuple[StopString, ...], Meta(max_length=STOPS_MAX)] | None = None
     prompt_cache_key: str | None = None
     ignore_eos: bool | None = None
-    tools: tuple[FunctionIn, ...] | None = None
+    tools: Annotated[tuple[FunctionIn, ...], Meta(max_length=TOOLS_MAX)] | None = None
     tool_choice: str | NamedToolIn | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfigIn | None = None
@@ -166,7 +169,7 @@ class ResponseIn(msgspec.Struct, frozen=True, kw_only=True):
             raise unsupported(f"text.format.type: {asked.format.type[:40]}", "use text, json_object or json_schema")
         if not isinstance(asked.format.schema, dict):
             raise InvalidRequest("text.format.schema is missing: give a JSON schema", param="text.format.schema")
-        check_depth(asked.format.schema, "text.format.schema")
+        check_depth(asked.format.schema, "text.format.schema", NESTING_MAX)
         return JsonSchemaFormat(asked.format.schema)
 
 

@@ -8,8 +8,8 @@ import msgspec
 
 from tripower.api.http.dialects.decoding import unsupported
 from tripower.api.http.text.nesting import check_depth
-from tripower.api.http.text.tools import TOOL_NAME
 from tripower.runtime.engine import ToolChoice, ToolDefinition
+from tripower.runtime.engine.tool_names import check_tool_name
 from tripower.runtime.kernel import InvalidRequest
 
 
@@ -44,14 +44,10 @@ def _definition(path: str, tool: FunctionIn) -> ToolDefinition:
 
 
 def check_names(tools: tuple[ToolDefinition, ...]) -> tuple[ToolDefinition, ...]:
-    """Each name once, in plain letters, and no schema too deep. Raises `InvalidRequest`."""
+    """Each name once and such as tools have, and no schema too deep. Raises `InvalidRequest`."""
     names: set[str] = set()
     for index, tool in enumerate(tools):
-        if not TOOL_NAME.fullmatch(tool.name):
-            raise InvalidRequest(
-                f"tools[{index}].name has 1 to 64 letters, digits, underscores, dots, colons and hyphens",
-                param=f"tools[{index}].name",
-            )
+        check_tool_name(tool.name, f"tools[{index}].name")
         check_depth(tool.parameters, f"tools[{index}]")
         if tool.name in names:
             raise InvalidRequest(f"tools[{index}].name: {tool.name} is there twice", param=f"tools[{index}].name")

@@ -14,9 +14,11 @@ import trio
 
 from tripower.actors.dialogue import Failed, GenerationEvent
 from tripower.actors.generation import Generation
+from tripower.actors.queueing import QueueStatistics
 from tripower.actors.runtime import Runtime
 from tripower.api.http.wire import Asked
-from tripower.runtime.kernel import TripowerError
+from tripower.runtime.admission import places_max
+from tripower.runtime.kernel import InvalidRequest, TripowerError
 
 Burst = Sequence[tuple[int, Sequence[GenerationEvent]]]
 """What has come since, by choice."""
@@ -40,6 +42,22 @@ def choices_of(runtime: Runtime, asked: Asked, deadline: float) -> Choices:
     if len(asked.requests) == 1:
         return OneChoice(runtime, asked, deadline)
     return SeveralChoices(runtime, asked, deadline)
+
+
+def check_places(runtime: Runtime, asked: Asked) -> None:
+    """Raise `InvalidRequest` for more choices than the model ever has places for: waiting would not help."""
+    request, wanted = asked.requests[0], len(asked.requests)
+    for actor in runtime.statistics():
+        if isinstance(actor.details, QueueStatistics) and actor.details.model == request.model:
+            gate = actor.details.gate
+            places = places_max(request.caller, seats=gate.active_limit, waiting=gate.waiting_limit)
+            if wanted > places:
+                param = "n" if asked.n > 1 else "prompt"
+                raise InvalidRequest(
+                    f"{param}: {wanted} answers are more than the {places} that you may have here at once, seated and waiting; "
+                    "send several requests one after the other",
+                    param=param,
+                )
 
 
 class OneChoice:
@@ -85,6 +103,8 @@ class SeveralChoices:
                     generation = self._runtime.generate(request, deadline=self._deadline, like=first)
                 await generation.__aenter__()
                 self._entered.append(generation)
+                if len(self._entered) == 1:  # now the model is there for certain
+                    check_places(self._runtime, self._asked)
         except BaseException as error:
             await self._leave(error)
             raise

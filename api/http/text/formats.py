@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from tripower.api.http.text.nesting import check_depth
+from tripower.backends.grammar.limits import CHOICES_MAX, FORMAT_BYTES_MAX, NESTING_MAX
 from tripower.runtime.engine import OutputFormat
 from tripower.runtime.engine.constraint import (
     ChoiceFormat,
@@ -25,10 +26,8 @@ from tripower.runtime.engine.constraint import (
 )
 from tripower.runtime.kernel import InvalidRequest
 
-CHOICES_MAX = 1024
-PATTERN_CHARACTERS_MAX = 1 << 16
-Pattern = Annotated[str, Meta(max_length=PATTERN_CHARACTERS_MAX)]
-Choices = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=4096)], ...], Meta(min_length=1, max_length=CHOICES_MAX)]
+Pattern = Annotated[str, Meta(max_length=FORMAT_BYTES_MAX)]
+Choices = Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(min_length=1, max_length=CHOICES_MAX)]
 _GBNF_RULE = re.compile(r"^\s*[A-Za-z][A-Za-z0-9-]*\s*::=", re.MULTILINE)
 
 
@@ -156,7 +155,7 @@ def _json_schema(param: str, schema: Any) -> JsonSchemaFormat:
             raise InvalidRequest(f"{param}: is not the text of a JSON schema", param=param) from error
     if not isinstance(schema, dict | bool):
         raise InvalidRequest(f"{param}: a JSON schema is an object", param=param)
-    check_depth(schema, param)
+    check_depth(schema, param, NESTING_MAX)
     return JsonSchemaFormat(schema)
 
 

@@ -8,10 +8,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
+from tripower.api.http.bodies import LISTED_MAX
 from tripower.api.http.text.nesting import check_depth
 from tripower.runtime.engine import ChatMessage, ToolCall
 from tripower.runtime.kernel import InvalidRequest
@@ -52,11 +54,14 @@ class ToolCallIn(msgspec.Struct, frozen=True):
     type: str | None = None
 
 
+Parts = Annotated[tuple[PartIn, ...], Meta(max_length=LISTED_MAX)]
+
+
 class MessageIn(msgspec.Struct, frozen=True):
     """One message of a conversation. `reasoning_content` and `reasoning` are two names of one thing."""
 
     role: str
-    content: str | tuple[PartIn, ...] | None = None
+    content: str | Parts | None = None
     name: str | None = None
     tool_calls: tuple[ToolCallIn, ...] | None = None
     tool_call_id: str | None = None
@@ -82,7 +87,7 @@ class ExactToolCall(ToolCallIn, frozen=True, forbid_unknown_fields=True):
 class ExactMessage(MessageIn, frozen=True, forbid_unknown_fields=True):
     """The same, and nothing else."""
 
-    content: str | tuple[ExactPart, ...] | None = None
+    content: str | Annotated[tuple[ExactPart, ...], Meta(max_length=LISTED_MAX)] | None = None
     tool_calls: tuple[ExactToolCall, ...] | None = None
     function_call: ExactFunctionCall | None = None
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tripower.actors.request_checks import LOGIT_BIAS_ENTRIES_MAX, RANGES
 from tripower.runtime.kernel import InvalidRequest
 
-LOGIT_BIAS_MAX = 1024
 UINT64 = 1 << 64
 
 
@@ -40,11 +40,12 @@ def seed_of(seed: int) -> int:
 
 
 def logit_bias_of(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
-    if len(given) > LOGIT_BIAS_MAX:
-        raise InvalidRequest(f"logit_bias has at most {LOGIT_BIAS_MAX} entries", param="logit_bias")
+    if len(given) > LOGIT_BIAS_ENTRIES_MAX:
+        raise InvalidRequest(f"logit_bias has at most {LOGIT_BIAS_ENTRIES_MAX} entries", param="logit_bias")
+    least, most = RANGES["logit_bias"]
     for token, bias in given.items():
         if not (token.isascii() and token.isdigit() and len(token) <= 10):
             raise InvalidRequest(f"logit_bias: {token[:20]!r} is no token id", param="logit_bias")
-        if not -100 <= bias <= 100:
-            raise InvalidRequest(f"logit_bias of {token} is not within -100 and 100", param="logit_bias")
+        if not least <= bias <= most:
+            raise InvalidRequest(f"logit_bias of {token} is not within {least} and {most}", param="logit_bias")
     return tuple((int(token), bias) for token, bias in given.items())

@@ -6,7 +6,6 @@ With `tool_choice: "none"` the template is not told of the tools either: a model
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any
 
 import msgspec
@@ -14,10 +13,8 @@ from msgspec import Meta
 
 from tripower.api.http.text.nesting import check_depth
 from tripower.runtime.engine import ToolChoice, ToolDefinition
+from tripower.runtime.engine.tool_names import TOOLS_MAX, check_tool_name
 from tripower.runtime.kernel import InvalidRequest
-
-TOOLS_MAX = 128
-TOOL_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
 class FunctionIn(msgspec.Struct, frozen=True):
@@ -111,10 +108,7 @@ def _function(place: int, tool: ToolIn) -> FunctionIn:
 
 
 def _definition(path: str, function: FunctionIn) -> ToolDefinition:
-    if not TOOL_NAME.fullmatch(function.name):
-        raise InvalidRequest(
-            f"{path}.name has 1 to 64 letters, digits, underscores, dots, colons and hyphens", param=f"{path}.name"
-        )
+    check_tool_name(function.name, f"{path}.name")
     if function.parameters is not None:
         check_depth(function.parameters, f"{path}.parameters")
     return ToolDefinition(function.name, function.description, function.parameters, bool(function.strict))

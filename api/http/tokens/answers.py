@@ -75,8 +75,8 @@ class TokenizerInfoOut(msgspec.Struct, frozen=True, kw_only=True):
 
 def tokenize(
     asked: TokenizeIn, messages: Sequence[ChatMessage] | None, options: ChatOptions, info: EngineInfo, text: TextLayer
-) -> LlamaTokensOut | VllmTokensOut:
-    """Raises `InvalidRequest` for what the tokenizer or the template cannot take."""
+) -> tuple[LlamaTokensOut | VllmTokensOut, int]:
+    """The answer and its number of tokens. Raises `InvalidRequest` for what the tokenizer or the template cannot take."""
     if messages is not None:
         ids = text.render_chat(messages, known_variables(options, text.chat_template))
     else:
@@ -85,9 +85,9 @@ def tokenize(
     if spells and len(ids) > SPELLED_MAX:
         raise InvalidRequest(f"{spells}: of at most {SPELLED_MAX} tokens; the text has {len(ids)}, so send parts", param=spells)
     if asked.content is not None:
-        return LlamaTokensOut(tuple(_piece(token, text) for token in ids) if asked.with_pieces else tuple(ids))
+        return LlamaTokensOut(tuple(_piece(token, text) for token in ids) if asked.with_pieces else tuple(ids)), len(ids)
     spelled = tuple(text.spelling(token).decode(errors="replace") for token in ids) if asked.return_token_strs else None
-    return VllmTokensOut(len(ids), info.context_max, tuple(ids), spelled)
+    return VllmTokensOut(len(ids), info.context_max, tuple(ids), spelled), len(ids)
 
 
 def detokenize(tokens: Sequence[int], info: EngineInfo, text: TextLayer) -> DetokenizedOut:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 from urllib.parse import parse_qs
 
 import attrs
 
 from tripower.actors.models import ReadyModel
+from tripower.actors.preparation import size_of
 from tripower.actors.request_checks import check_options
 from tripower.actors.template_variables import known_variables
 from tripower.api.http.answers import encode
+from tripower.api.http.bodies import read
 from tripower.api.http.decoding import RequestDecoder
 from tripower.api.http.dialects.decoding import DialectDecoder
 from tripower.api.http.exchange import EXCHANGE, Exchange
@@ -49,7 +52,13 @@ class Question:
 
     size: int
     param: str
-    answer: Callable[[EngineInfo, TextLayer], object]
+    answer: Callable[[EngineInfo, TextLayer], tuple[object, int]]
+    """The answer, and how many tokens were looked at for it: they are charged to whoever asks, like those of a prompt."""
+
+    def encoded(self, info: EngineInfo, text: TextLayer) -> tuple[bytes, int]:
+        """The same with the answer's JSON. Raises `InvalidRequest`."""
+        answer, tokens = self.answer(info, text)
+        return encode(answer), tokens
 
     def check(self, info: EngineInfo, text: TextLayer) -> None:
         """Whatever may be sent to a generation is answered, and a million characters of anything. Raises `InvalidRequest`.
@@ -87,16 +96,17 @@ class TokenEndpoint(Generic[Asked]):
         exchange: Exchange = scope[EXCHANGE]
         check_content_type(exchange)
         body = await exchange.body(self._service.server.max_body_bytes)
-        asked, exchange.ignored = self._decoder.decode(body, strict=exchange.strict)
+        decode: Callable[..., tuple[Asked, tuple[str, ...]]] = self._decoder.decode
+        asked, exchange.ignored = await read(body, partial(decode, body, strict=exchange.strict))
         asked.check()
-        question = self._ask(asked)
+        question = await read(body, partial(self._ask, asked))
         deadline = exchange.deadline(self._service.scheduler.deadline_max_s)
         with exchange.interruptible(deadline):
             name = asked.model or await self._service.only_model()
             loaded = rows_of(await self._service.runtime.ready(name, deadline))
             info, text = loaded.engine.info, loaded.text
             question.check(info, text)
-            answer = await self._work.encoded(question.size, lambda: question.answer(info, text))
+            answer, exchange.prompt_tokens = await self._work.done(question.size, partial(question.encoded, info, text))
         await exchange.answer(200, answer)
 
 
@@ -114,7 +124,7 @@ class TokenizerInfo:
         with exchange.interruptible(deadline):
             name = named or await self._service.only_model()
             loaded = rows_of(await self._service.runtime.ready(name, deadline))
-            answer = await self._work.encoded(0, lambda: answers.tokenizer_info(name, loaded.engine.info, loaded.text))
+            answer = await self._work.done(0, lambda: encode(answers.tokenizer_info(name, loaded.engine.info, loaded.text)))
         await exchange.answer(200, answer)
 
 
@@ -126,15 +136,18 @@ def tokenize(asked: TokenizeIn) -> Question:
 
 
 def detokenize(asked: DetokenizeIn) -> Question:
-    return Question(len(asked.tokens), "tokens", lambda info, text: answers.detokenize(asked.tokens, info, text))
+    def answer(info: EngineInfo, text: TextLayer) -> tuple[object, int]:
+        return answers.detokenize(asked.tokens, info, text), len(asked.tokens)
+
+    return Question(len(asked.tokens), "tokens", answer)
 
 
 def apply_template(asked: ApplyTemplateIn) -> Question:
     messages = asked.conversation()
     options = checked_options(messages, asked)
 
-    def answer(info: EngineInfo, text: TextLayer) -> answers.PromptOut:
-        return answers.PromptOut(text.render_text(messages, known_variables(options, text.chat_template)))
+    def answer(info: EngineInfo, text: TextLayer) -> tuple[object, int]:
+        return answers.PromptOut(text.render_text(messages, known_variables(options, text.chat_template))), 0
 
     return Question(_length(messages, options), "messages", answer)
 
@@ -143,8 +156,9 @@ def count_input_tokens(asked: ChatIn) -> Question:
     messages = conversation(asked.messages)
     options = checked_options(messages, asked)
 
-    def answer(info: EngineInfo, text: TextLayer) -> answers.InputTokensOut:
-        return answers.InputTokensOut(len(text.render_chat(messages, known_variables(options, text.chat_template))))
+    def answer(info: EngineInfo, text: TextLayer) -> tuple[object, int]:
+        tokens = len(text.render_chat(messages, known_variables(options, text.chat_template)))
+        return answers.InputTokensOut(tokens), tokens
 
     return Question(_length(messages, options), "messages", answer)
 
@@ -177,4 +191,4 @@ def _model_in(query: bytes) -> str:
 def _length(messages: tuple[ChatMessage, ...], options: ChatOptions = PLAIN_CHAT) -> int:
     """Characters of everything that the template writes out."""
     tools = len(encode(options.tools)) if options.tools else 0
-    return tools + sum(len(message.content) for message in messages)
+    return tools + size_of(messages)

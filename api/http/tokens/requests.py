@@ -15,6 +15,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from tripower.api.http.bodies import LISTED_MAX
 from tripower.api.http.decoding import RequestDecoder
 from tripower.api.http.text.chat_options import ChatOptionFields, options_of
 from tripower.api.http.text.tools import ExactFunctions, ExactTools
@@ -23,8 +24,8 @@ from tripower.runtime.engine import ChatMessage
 from tripower.runtime.kernel import InvalidRequest
 
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Messages = Annotated[tuple[MessageIn, ...], Meta(min_length=1)]
-ExactMessages = Annotated[tuple[ExactMessage, ...], Meta(min_length=1)]
+Messages = Annotated[tuple[MessageIn, ...], Meta(min_length=1, max_length=LISTED_MAX)]
+ExactMessages = Annotated[tuple[ExactMessage, ...], Meta(min_length=1, max_length=LISTED_MAX)]
 
 
 class TokenizeIn(ChatOptionFields, frozen=True, kw_only=True):

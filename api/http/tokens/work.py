@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import trio
 
 from tripower.actors.preparation import INLINE_CHARACTERS
-from tripower.api.http.answers import encode
 from tripower.runtime.kernel import Overloaded
+
+Done = TypeVar("Done")
 
 LONG_TEXTS_AT_ONCE = 2
 """More would only take turns at the interpreter, and leave less of it to the loop."""
@@ -21,13 +23,13 @@ class TextWork:
     def __init__(self) -> None:
         self._places = trio.CapacityLimiter(LONG_TEXTS_AT_ONCE)
 
-    async def encoded(self, size: int, answer: Callable[[], object]) -> bytes:
-        """The JSON of what `answer` returns; `size` is the number of characters or tokens that it works on.
+    async def done(self, size: int, work: Callable[[], Done]) -> Done:
+        """What `work` returns; `size` is the number of characters or tokens that it works on.
 
-        Blocks for long texts. Raises `Overloaded` when too many of them wait, and what `answer` raises.
+        Blocks for long texts. Raises `Overloaded` when too many of them wait, and what `work` raises.
         """
         if size <= INLINE_CHARACTERS:
-            return encode(answer())
+            return work()
         if self._places.statistics().tasks_waiting >= LONG_TEXTS_WAITING_MAX:
             raise Overloaded("too many long texts wait to be tokenised", retry_after=1.0)
-        return await trio.to_thread.run_sync(lambda: encode(answer()), abandon_on_cancel=True, limiter=self._places)
+        return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._places)

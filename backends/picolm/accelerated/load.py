@@ -21,6 +21,7 @@ from tripower.backends.picolm.engine import kv_shape
 from tripower.backends.picolm.kv_cache import FLOAT_BYTES, PAGE_POSITIONS
 from tripower.backends.picolm.weights import Wanted, source_changed
 from tripower.runtime.engine import EngineInfo, LoadSpecification, Progress
+from tripower.runtime.engine.contract import SPECULATION
 from tripower.runtime.kernel.errors import ModelRefused
 
 KV_DTYPES = {"f32": torch.float32, "f16": torch.float16}
@@ -80,6 +81,7 @@ def load_accelerated(
         pages_max=pool.table.pages_max,
         threads=torch.get_num_threads() if device.type == "cpu" else 1,
         kernels=_described(device, precision, weights, kv_type),
+        unsupported=frozenset({SPECULATION}),
     )
     return AcceleratedEngine(
         model,

@@ -8,34 +8,65 @@ first wrong guess are never drawn from. So a token is the one that plain decodin
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from tripower.backends.picolm.native.boundary import DRAWS_ALL, DRAWS_LATER
 from tripower.backends.picolm.native.kernels.sampler.settings import looks_back
 from tripower.backends.picolm.native.program import Program
 from tripower.backends.picolm.native.slots import Array
 from tripower.runtime.engine import StepTable
-from tripower.runtime.engine.drafts import ask_draft, share_rows
+from tripower.runtime.engine.drafts import ask_draft, guesses_left, share_rows
 from tripower.runtime.engine.step_loop import ask_mask
+from tripower.runtime.engine.step_table import NOT_DRAWN
+from tripower.runtime.speculation import DEFAULT_ROW_COSTS, Pace, RowCosts, draft_room
+
+RESTS = (0, 0, 2, 4, 8)
+"""Steps that run ahead after so many steps in a row for which nobody had a guess, the last for all that follow. A question costs little, but
+whoever asks has to wait for the interpreter, which the Trio loop is busy with just then; a guess that comes a few tokens late costs less."""
+NO_RUNS: Mapping[int, Sequence[int]] = {}
+
+
+class RowSharing:
+    """What an engine's steps cost, and how the guesses of some have cost others: it lasts from job to job."""
+
+    def __init__(self, costs: Sequence[float]) -> None:
+        self.costs = RowCosts(costs) if costs else DEFAULT_ROW_COSTS
+        self._paces: dict[int, Pace] = {}
+
+    def paces(self, sequences: Sequence[int]) -> list[Pace]:
+        """Of these sequences, and of no other from now on."""
+        self._paces = {sequence: self._paces.get(sequence) or Pace() for sequence in sequences}
+        return list(self._paces.values())
 
 
 class StepDrafts:
     """The guesses of one job's steps, one step after the other. On the lane."""
 
-    def __init__(self, program: Program, table: StepTable) -> None:
-        self._program, self._table = program, table
+    def __init__(self, program: Program, table: StepTable, sharing: RowSharing) -> None:
+        self._program, self._table, self._costs = program, table, sharing.costs
+        self._paces = sharing.paces(table.sequence[: table.slots].tolist())
         self.slots = [slot for slot in range(table.slots) if table.drafter[slot] is not None]
         """Those that have a drafter."""
         self._looking_back = frozenset(slot for slot in self.slots if looks_back(table.sampling[slot]))
         self.proposed: dict[int, list[int]] = {}
         """By slot, what the present step evaluates as guesses."""
+        self._left = {slot: guesses_left(table, slot) for slot in self.slots}
+        self._in_vain = 0
+        """Steps in a row for which somebody was asked and nobody had a guess."""
         self._told: dict[int, int] = {}
         """Tokens of the present step that a slot's constraint knows of before they are committed."""
 
     @property
     def quiet_steps(self) -> int:
-        """Steps to come at which nobody would propose anything; 0: ask at the next one."""
+        """Steps to come at which nobody is to be asked; 0: ask at the next one."""
         alive = self._program.slots.alive
         quiet = [drafter.quiet for slot in self.slots if alive[slot] and (drafter := self._table.drafter[slot]) is not None]
-        return min(quiet, default=self._table.steps_max)
+        return max(min(quiet, default=self._table.steps_max), RESTS[min(self._in_vain, len(RESTS) - 1)])
+
+    @property
+    def spent(self) -> bool:
+        """Whether somebody has had all the right guesses that this job has room for."""
+        return any(self._left[slot] < 1 and self._program.slots.alive[slot] for slot in self.slots)
 
     def put(self) -> None:
         """Ask for the next step's guesses and put them behind their slots' last tokens."""
@@ -47,9 +78,11 @@ class StepDrafts:
             return
         waiting = sum(1 for count in pending if count)
         prompts = min(sum(pending) - waiting, table.mixed_rows)
+        paces = [pace for pace, count in zip(self._paces, pending, strict=True) if count == 1]
         left = min(table.rows_max, program.rows_max, program.drawn_max) - waiting
+        left = draft_room(self._costs, paces, waiting + prompts, max(left, 0))
         for place, slot in enumerate(asking):
-            most = min(int(slots.remaining[slot]) - 1, share_rows(left, len(asking) - place))
+            most = min(int(slots.remaining[slot]) - 1, self._left[slot], share_rows(left, len(asking) - place))
             tokens = ask_draft(table, slot, most, waiting - 1 + prompts, program.model.decoder.vocabulary_size)
             if tokens:
                 later = table.constraint[slot] is not None or slot in self._looking_back
@@ -57,6 +90,8 @@ class StepDrafts:
                 self.proposed[slot] = tokens
                 left -= len(tokens)
                 waiting += len(tokens)
+        if self.proposed or left > 0:  # without room nobody was asked
+            self._in_vain = 0 if self.proposed else self._in_vain + 1
 
     def walk(self, before: Array) -> dict[int, list[int]]:
         """What each slot with guesses has drawn; the slots go on from there, and so do their histories and constraints."""
@@ -79,6 +114,7 @@ class StepDrafts:
         slots.restore(before, slot)
         goes_on = token >= 0 and token not in ends and len(run) < int(slots.remaining[slot])
         slots.take_run(slot, run, goes_on=goes_on)
+        self._left[slot] -= len(run) - 1
         return run
 
     def _go_on(self, slot: int, token: int) -> None:
@@ -90,6 +126,17 @@ class StepDrafts:
             constraint.accept(token)
             self._told[slot] = self._told.get(slot, 0) + 1
             program.sampling.set_mask(slot, ask_mask(constraint))
+
+    def settle(self, evaluated: Sequence[int], drawn: Sequence[int], runs: Mapping[int, Sequence[int]] = NO_RUNS) -> None:
+        """Account for a committed step: what its guesses have cost everybody, and brought."""
+        if len(self._paces) < 2 or not self.slots:
+            return
+        guessed = sum(map(len, self.proposed.values()))
+        kept = sum(len(run) - 1 for run in runs.values())
+        rows = sum(evaluated) - kept
+        for slot, pace in enumerate(self._paces):
+            if drawn[slot] != NOT_DRAWN:
+                pace.settle(self._costs, rows, guessed, len(runs.get(slot, (0,))))
 
     def end_step(self) -> dict[int, list[int]]:
         """The step is committed; what it had as guesses."""

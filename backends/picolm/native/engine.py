@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from tripower.backends.picolm.native.drafts import RowSharing
 from tripower.backends.picolm.native.program import Program
 from tripower.backends.picolm.native.stepwise import Stepwise, has_sound_logits, is_restricted, report_row, state_row
 from tripower.backends.picolm.paged_engine import PagedEngine
@@ -34,6 +35,7 @@ class NativeEngine(PagedEngine):
         super().__init__(program.pool.table)
         self.info = info
         self._program: Program | None = program
+        self._sharing = RowSharing(info.row_costs)
         self._own_table = StepTable(slots_max=program.slots_max, steps_max=1, rows_max=program.rows_max)
 
     def step(self, rows: Sequence[StepRow]) -> list[int]:
@@ -64,7 +66,8 @@ class NativeEngine(PagedEngine):
         self.check_rows(_rows_of(table))
         while _has_work(table):
             if table.stepwise:
-                self._run_stepwise(table)
+                if self._run_stepwise(table):
+                    return
             else:
                 with self._job(table):
                     self._usable.run(table)
@@ -97,6 +100,15 @@ class NativeEngine(PagedEngine):
         self._run_rows(rows, draw_all=True)
         return self._usable.logits[: len(rows)].copy()
 
+    @property
+    def verify_rows_max(self) -> int:
+        """Rows of one sequence that may have logits in one step."""
+        return min(self._usable.drawn_max, self._usable.rows_max)
+
+    def verify(self, sequence: int, tokens: Sequence[int]) -> None:
+        """One step over at most `verify_rows_max` tokens with logits at all of them: to measure what it costs."""
+        self._run_rows([StepRow(sequence, self.length(sequence), tuple(tokens), draw=False)], draw_all=True)
+
     def close(self) -> None:
         """End the threads, drop weights and states. Idempotent."""
         if self._program is not None:
@@ -112,6 +124,11 @@ class NativeEngine(PagedEngine):
         """Say what was measured. An engine with a mismatch is not called exact."""
         exact = certificate.mismatches == 0
         self.info = msgspec.structs.replace(self.info, certificate=certificate, determinism="exact" if exact else "numeric")
+
+    def take_row_costs(self, costs: tuple[float, ...]) -> None:
+        """Say what was measured of steps with 1, 2, 4, … rows. Before the first job."""
+        self.info = msgspec.structs.replace(self.info, row_costs=costs)
+        self._sharing = RowSharing(costs)
 
     @property
     def _usable(self) -> Program:
@@ -163,13 +180,13 @@ class NativeEngine(PagedEngine):
                 report_row(program, slot, row, token)
         return drawn
 
-    def _run_stepwise(self, table: StepTable) -> None:
-        """A job with Python between its steps. On an error the steps that were committed stay, and no other."""
+    def _run_stepwise(self, table: StepTable) -> bool:
+        """A job with Python between its steps; whether it has to end. On an error the steps that were committed stay, and no other."""
         program = self._usable
         with self._job(table):
-            job = Stepwise(program, table)
+            job = Stepwise(program, table, self._sharing)
             try:
-                job.run()
+                return job.run()
             except BaseException:
                 self._keep(table)
                 if job.take_back():

@@ -18,6 +18,7 @@ from tripower.backends.picolm.native.kernels.attention.kv import KvElement
 from tripower.backends.picolm.native.linear_code import linear_code
 from tripower.backends.picolm.native.model import NativeModel, read_native_model
 from tripower.backends.picolm.native.program import Program
+from tripower.backends.picolm.native.row_costs import measure_row_costs
 from tripower.backends.picolm.native.target import Target, host_target
 from tripower.backends.picolm.native.tiles import TileTable
 from tripower.backends.picolm.weights import Wanted, source_changed
@@ -56,6 +57,8 @@ def load_native(
     try:
         yield
         yield from telling(progress, "certificate", _certify(engine, identity, target, context, specification))
+        key = (identity, engine.program_key, target, specification.threads, engine.verify_rows_max)
+        engine.take_row_costs((yield from telling(progress, "costs", measure_row_costs(engine, key))))
     except BaseException:
         engine.close()
         raise

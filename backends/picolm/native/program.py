@@ -26,6 +26,7 @@ from tripower.backends.picolm.native.slots import Slots
 from tripower.backends.picolm.native.tiles import TileTable
 from tripower.backends.picolm.native.workers import Workers
 from tripower.runtime.engine import StepTable
+from tripower.runtime.engine.drafts import guesses_left
 
 LOGITS_MORE = 16
 """Rows of logits in a step beyond one for each slot: for slots that want them at every row."""
@@ -116,7 +117,7 @@ class Program:
     def tokens_ahead(self, table: StepTable, slot: int) -> int:
         """Tokens that a slot can draw at most in the steps to come."""
         steps = table.steps_max - table.steps_done
-        return steps if table.drafter[slot] is None else steps * self.drawn_max
+        return steps if table.drafter[slot] is None else steps + guesses_left(table, slot)
 
     def run(self, table: StepTable) -> None:
         """One native call: steps until the boundary halts."""

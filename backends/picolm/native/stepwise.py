@@ -18,7 +18,7 @@ import sys
 import numpy as np
 from numpy.typing import NDArray
 
-from tripower.backends.picolm.native.drafts import StepDrafts
+from tripower.backends.picolm.native.drafts import RowSharing, StepDrafts
 from tripower.backends.picolm.native.kernels.sampler.report import NO_TOKEN, SUM_LARGEST, SUM_MASS
 from tripower.backends.picolm.native.program import Program
 from tripower.backends.sampling import LOGPROB_MIN, is_banning
@@ -34,7 +34,7 @@ ONE = (1).to_bytes(8, sys.byteorder)
 class Stepwise:
     """One job over a table whose slots were filled by `Program.begin`. On the lane."""
 
-    def __init__(self, program: Program, table: StepTable) -> None:
+    def __init__(self, program: Program, table: StepTable, sharing: RowSharing) -> None:
         self._program, self._table = program, table
         self._single = StepTable(slots_max=table.slots_max, steps_max=1, rows_max=table.rows_max, mixed_rows=table.mixed_rows)
         self._single.clear(steps_max=1)
@@ -43,7 +43,7 @@ class Stepwise:
         self._constrained = [slot for slot in slots if table.constraint[slot] is not None]
         self._scoring = [slot for slot in slots if table.prompt_logprobs[slot] != NO_LOGPROBS]
         self._reporting = [slot for slot in slots if table.logprobs[slot] != NO_LOGPROBS or slot in self._scoring]
-        self._drafts = StepDrafts(program, table)
+        self._drafts = StepDrafts(program, table, sharing)
         for slot in self._reporting:
             program.slots.report_top[slot] = max(table.logprobs[slot], table.prompt_logprobs[slot])
         program.enter(self._single)
@@ -52,13 +52,19 @@ class Stepwise:
         self._reading = set(self._constrained)
         """Constrained slots that may have more than one token pending: only a plan tells whether they draw in the next step."""
 
-    def run(self) -> None:
-        """Steps until nothing is pending, they are used up, or somebody has to be heard. Raises whatever a constraint does."""
+    def run(self) -> bool:
+        """Steps until nothing is pending, they are used up, or somebody has to be heard. Raises whatever a constraint does.
+
+        Returns whether the job has to end although there may be steps left: see `guesses_left`.
+        """
         control = self._table.control
         while self._run_ahead() or self._step():
             words = control.tolist()
+            if self._drafts.spent:
+                return True
             if words[STOP] or words[TURN] or words[STEPS_DONE] >= words[STEPS_MAX]:
-                return
+                break
+        return False
 
     def take_back(self) -> bool:
         """Put the slots back to where the last committed step left them; whether there was anything to take back."""
@@ -85,6 +91,7 @@ class Stepwise:
             control[STEPS_MAX] = steps_max
             self._program.enter(self._single)
         for step in range(first, table.steps_done):
+            drafts.settle(table.evaluated[step].tolist(), table.drawn[step].tolist())
             for slot in drafts.slots:
                 if table.drawn[step, slot] != NOT_DRAWN:
                     tell_drafter(table, slot, [int(table.drawn[step, slot])], 0)
@@ -131,6 +138,7 @@ class Stepwise:
             table.proposed[table.steps_done] = {slot: len(guesses) for slot, guesses in self._drafts.proposed.items()}
         table.commit(evaluated, drawn)
         self._before = None
+        self._drafts.settle(evaluated, drawn, runs)
         proposed = self._drafts.end_step()
         descriptor = int(table.control[SIGNAL_FD])
         if descriptor >= 0:

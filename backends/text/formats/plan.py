@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -15,11 +14,8 @@ from tripower.backends.text.special_tokens import SpecialTokens
 from tripower.runtime.engine.answer import AnswerPlan, PlainReader, ToolChoice
 from tripower.runtime.engine.constraint import OutputFormat
 from tripower.runtime.engine.contract import ToolDefinition
+from tripower.runtime.engine.tool_names import TOOLS_MAX, check_tool_name
 from tripower.runtime.kernel.errors import InvalidRequest
-
-TOOLS_MAX = 128
-"""As many as OpenAI takes."""
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 Opening = Literal["none", "possible", "opened"]
 """Whether an answer may have reasoning, or has it from its first character on since the prompt opens it."""
@@ -101,8 +97,7 @@ def offered_tools(tools: Sequence[ToolDefinition], choice: ToolChoice) -> Sequen
     known: set[str] = set()
     for index, tool in enumerate(tools):
         param = f"tools[{index}].function.name"
-        if not _NAME.fullmatch(tool.name):
-            raise InvalidRequest(f"{tool.name[:80]!r} is no name of a function: 1 to 64 of a-z, A-Z, 0-9, _ and -", param=param)
+        check_tool_name(tool.name, param)
         if tool.name in known:
             raise InvalidRequest(f"there are two tools called {tool.name}: give each a name of its own", param=param)
         known.add(tool.name)

@@ -13,11 +13,10 @@ from contextlib import contextmanager
 from tokenizers import Tokenizer
 
 from tripower.backends.safetensors.documents import refuse
+from tripower.backends.text.unlocked import encoding_of, ids_of
 from tripower.runtime.kernel.errors import InvalidRequest, ModelRefused, TripowerError
 
 FILE = "tokenizer.json"
-SHORT_CHARACTERS = 16_384
-"""Longer texts are given to a call that lets other threads run meanwhile; it costs a little more."""
 REASON_CHARACTERS_MAX = 200
 MODEL = "BPE"
 """Every family of decoders here has it; encoders have word pieces, and a unigram tokenizer belongs to other models."""
@@ -43,18 +42,13 @@ def load_tokenizer(data: bytes, wanted: str = MODEL) -> Tokenizer:
 def encode(tokenizer: Tokenizer, text: str, *, add_special: bool = False) -> list[int]:
     """Ids of a text. Raises `InvalidRequest` (`tokenizer_failed`) where the model's own rules fail on it. Blocks."""
     with foreign_errors(tokenizer_failed):
-        if len(text) <= SHORT_CHARACTERS:
-            encoding = tokenizer.encode(text, add_special_tokens=add_special)
-        else:
-            [encoding] = tokenizer.encode_batch_fast([text], add_special_tokens=add_special)
-        ids: list[int] = encoding.ids
-        return ids
+        return ids_of(tokenizer, text, add_special=add_special)
 
 
 def encode_with_places(tokenizer: Tokenizer, text: str) -> list[tuple[int, tuple[int, int]]]:
     """Ids of a text, each with the characters that it stands for, as begin and end."""
     with foreign_errors(tokenizer_failed):
-        encoding = tokenizer.encode(text, add_special_tokens=False)
+        encoding = encoding_of(tokenizer, text)
         return list(zip(encoding.ids, encoding.offsets, strict=True))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -212,6 +213,29 @@ async def test_a_key_over_its_rate_hears_when_to_come_again_and_others_do_not(tm
         assert (await rated(server, OTHER)).status == 200
         looking = await server.ask("/metrics", headers=bearer(KEY))  # looking is not rated
         assert looking.status == 200 and 'tripower_rate_limited_total{reason="rate"} 1.0' in looking.body.decode()
+
+
+async def test_who_is_refused_before_the_router_is_counted_and_logged_by_its_route(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tripower.http")
+    async with serving(HELLO, auth=key_file(tmp_path, KEY, more="requests_per_minute = 1")) as server:
+        assert (await rated(server, KEY)).status == 200
+        assert (await rated(server, KEY)).status == 429
+        assert (await server.ask(CHAT + "/", ASK)).status == 401
+        assert (await server.ask("/v1/models/a/b")).status == 401
+        assert (await server.ask("/nowhere")).status == 401
+        metrics = (await server.ask("/metrics", headers=bearer(KEY))).body.decode()
+    for labels in (
+        'method="POST",route="/v1/chat/completions",status="429"',
+        'method="POST",route="/v1/chat/completions",status="401"',
+        'method="GET",route="/v1/models/{id}",status="401"',
+        'method="GET",route="unmatched",status="401"',
+    ):
+        assert f"tripower_http_requests_total{{{labels}}} 1.0" in metrics
+    lines = [record.getMessage() for record in caplog.records if record.name == "tripower.http"]
+    starts = [f"POST {CHAT} 200", f"POST {CHAT} 429", f"POST {CHAT} 401", "GET /v1/models/{id} 401", "GET unmatched 401"]
+    assert [line.startswith(start) for line, start in zip(lines, starts, strict=False)] == [True] * 5
 
 
 async def test_tokens_of_prompts_and_answers_are_charged(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tripower.api.cli.key import new_key_text
+from tripower.api.cli.key import key_file_lines
 from tripower.api.http.auth.keyring import Keyring
 from tripower.api.http.auth.keys import VARIABLE, keys_configured, load_keys
 from tripower.api.http.auth.meters import Meter, duration
@@ -49,10 +49,7 @@ def test_the_variable_holds_plain_keys_and_hashes() -> None:
 
 
 def test_the_file_says_what_a_key_may_do_and_wins_over_the_variable(tmp_path: Path) -> None:
-    text = (
-        new_key_text(KEY, name="team a", admin=True).partition("\n")[2]
-        + "\nweight = 2\nconcurrency = 3\nrequests_per_minute = 0\n"
-    )
+    text = key_file_lines(KEY, name="team a", admin=True) + "\nweight = 2\nconcurrency = 3\nrequests_per_minute = 0\n"
     keys = load_keys(key_file(tmp_path, text), {VARIABLE: KEY})
     assert keys is not None and len(keys) == 1
     key = keys[0]

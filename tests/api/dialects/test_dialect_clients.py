@@ -37,6 +37,10 @@ def anthropic_client(server: Server) -> anthropic.AsyncAnthropic:
     return anthropic.AsyncAnthropic(base_url=server.url, api_key="none", max_retries=0)
 
 
+def told(error: anthropic.APIStatusError) -> Any:
+    return error.body
+
+
 async def test_the_openai_client_reads_a_response_and_its_stream_alike() -> None:
     async with serving(AGENT) as server, openai_client(server) as client:
         whole = await client.responses.create(model="fake", input="Hi", tools=[LOOK])
@@ -140,8 +144,9 @@ async def test_the_anthropic_client_counts_and_hears_of_failures() -> None:
             headers = {"x-tripower-deadline-ms": "60"}
             await client.messages.create(max_tokens=5, extra_headers=headers, **turn)
         counted = await client.messages.count_tokens(**turn)
-    assert (refused.value.status_code, refused.value.body["error"]["type"]) == (503, "overloaded_error")
-    assert refused.value.request_id == refused.value.body["request_id"]
-    assert cut.value.body["error"]["message"] == "the device failed"
-    assert late.value.body["error"]["type"] == "timeout_error"
+    full_body, cut_body, late_body = (told(error.value) for error in (refused, cut, late))
+    assert (refused.value.status_code, full_body["error"]["type"]) == (503, "overloaded_error")
+    assert refused.value.request_id == full_body["request_id"]
+    assert cut_body["error"]["message"] == "the device failed"
+    assert late_body["error"]["type"] == "timeout_error"
     assert counted.input_tokens > 0

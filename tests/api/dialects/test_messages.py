@@ -106,7 +106,9 @@ async def test_a_stream_has_the_official_events_in_the_official_order() -> None:
     assert events[5]["delta"] == {"type": "text_delta", "text": "It "}
     assert events[8]["content_block"] == {"type": "tool_use", "id": "call_0", "name": "weather", "input": {}}
     assert events[9]["delta"] == {"type": "input_json_delta", "partial_json": '{"city"'}
-    assert events[-2]["usage"] == {"input_tokens": PROMPT_TOKENS, "output_tokens": 6}
+    assert events[-2]["usage"] == {
+        "input_tokens": PROMPT_TOKENS, "output_tokens": 6, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0
+    }  # fmt: skip
 
 
 async def test_a_failure_in_the_middle_is_the_last_event() -> None:  # BB-097

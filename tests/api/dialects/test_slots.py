@@ -56,7 +56,8 @@ def test_only_its_caller_and_an_administrator_hear_whose_seat_it_is() -> None:
         ticket=3, identity="alice", request_id="r", prompt_tokens=9, evaluated=4, generated=0, tokens_max=5,
         sampling=SamplingParameters(seed=1),
     )  # fmt: skip
-    batch = BatchStatistics(*[0] * len(BatchStatistics.__struct_fields__))
+    zeros: Any = [0] * (len(BatchStatistics.__struct_fields__) - 1)
+    batch = BatchStatistics(*zeros)
     batch = msgspec.structs.replace(batch, members=2, members_max=3)
     queue: Any = SimpleNamespace(model="m", batch=batch, seats=(seat,))
     assert {"model", "batch", "seats"} <= set(QueueStatistics.__struct_fields__)

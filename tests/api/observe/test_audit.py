@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
 
 import pytest
 
+from tests.api.auth.test_authentication import KEY, bearer, key_file
 from tests.api.fake_runtime import HELLO, Script, failed
 from tests.api.serving import ASK, CHAT, serving
 from tripower.api.cli import main
 from tripower.api.http.observe import audit
-from tripower.api.http.observe.audit import AuditEvent, AuditLog, BrokenChain, read
+from tripower.api.http.observe.audit import AuditLog
+from tripower.api.http.observe.audit_chain import AuditEvent, BrokenChain, read
 from tripower.api.http.observe.keepers import Keepers, open_keepers
 from tripower.runtime.configuration import ServerSettings
 from tripower.runtime.kernel import InvalidConfiguration
@@ -86,9 +89,20 @@ async def test_a_request_is_one_line_without_its_text_and_looking_around_is_none
     assert [(event.action, event.reason) for event in events[3:]] == [("auth_failure", "host_not_allowed"), ("shutdown", "")]
 
 
+async def test_a_caller_is_told_by_its_hash_and_its_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "audit.jsonl"
+    caplog.set_level("INFO", "tripower")
+    with open_keepers(ServerSettings(audit_file=str(path))) as keepers:
+        async with serving(HELLO, keepers=keepers, auth=key_file(tmp_path, KEY, more='name = "team a"')) as server:
+            assert (await server.ask(CHAT, ASK, headers=bearer(KEY))).status == 200
+    who = f"key-{hashlib.sha256(KEY.encode()).hexdigest()[:12]} (team a)"
+    assert [event.identity for event in read(path)] == ["", who, ""]
+    assert f", {who}" in caplog.text
+
+
 @pytest.mark.parametrize("denies", [True, False])
 async def test_what_a_full_disk_means_for_work_is_the_operators_choice(
-    tmp_path: Path, denies: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, denies: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with AuditLog(tmp_path / "audit.jsonl") as log:
         full = True
@@ -99,6 +113,9 @@ async def test_what_a_full_disk_means_for_work_is_the_operators_choice(
             return os.write(descriptor, data)
 
         monkeypatch.setattr(audit, "os", type("Disk", (), dict(vars(os)) | {"write": staticmethod(write)}))
+        monkeypatch.setattr(audit, "RETRY_SECONDS", 0.01)
+        monkeypatch.setattr(audit, "RETRY_SECONDS_MAX", 0.01)
+        monkeypatch.setattr(audit, "EVENTS_MAX", 1)
         log.record("chat", "success")
         while not log.failing:
             os.sched_yield()
@@ -106,15 +123,49 @@ async def test_what_a_full_disk_means_for_work_is_the_operators_choice(
             answer = await server.ask(CHAT, ASK)
             assert answer.status == (503 if denies else 200)
             assert (await server.ask("/health")).status == 200
-            full = False
-            log.record("chat", "success")
+            ready = await server.ask("/ready")
+            assert (ready.status, "audit log" in ready.body.decode()) == ((503, True) if denies else (200, False))
+            full = False  # and nobody asks for anything
             while log.failing:
                 os.sched_yield()
+            monkeypatch.setattr(audit, "EVENTS_MAX", 100)
+            assert (await server.ask("/ready")).status == 200
             assert (await server.ask(CHAT, ASK)).status == 200
-    assert [event.seq for event in read(tmp_path / "audit.jsonl")] == list(
-        range(1, len((tmp_path / "audit.jsonl").read_bytes().splitlines()) + 1)
-    )
-    assert log.lost
+            assert "tripower_audit_failures_total 1.0" in (await server.ask("/metrics")).body.decode()
+    assert [(event.action, event.count or 0) for event in read(tmp_path / "audit.jsonl")] == [
+        ("chat", 0),
+        ("lost", 1),
+        ("chat", 0),
+    ]
+    assert log.lost == 1
+    assert main(["audit", str(tmp_path / "audit.jsonl")]) == 0
+    shown = capsys.readouterr().out
+    assert "lost 1 events failure" in shown and shown.endswith("3 events, none changed or taken out; 1 more could not be written\n")
+
+
+def test_a_second_server_and_what_is_no_file_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    with AuditLog(path), pytest.raises(InvalidConfiguration, match=str(path)):
+        AuditLog(path)
+    AuditLog(path).close()
+    os.mkfifo(tmp_path / "fifo")
+    for odd in (tmp_path / "fifo", Path(os.devnull)):
+        with pytest.raises((InvalidConfiguration, OSError)), open_keepers(ServerSettings(audit_file=str(odd))):
+            pass
+
+
+@pytest.mark.parametrize("name", ["\x1b[2J", "a\nforged line", "a success, key-of-somebody", "\ud800", '"}{"'])
+def test_a_hostile_name_of_a_model_is_one_event_on_one_line(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "audit.jsonl"
+    with AuditLog(path) as log:
+        log.record("chat", "failure", model=name)
+    (event,) = read(path)
+    assert event.model == name.encode(errors="replace").decode()
+    assert main(["audit", str(path)]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == 2 and shown[0].isprintable() and repr(event.model) in shown[0]
 
 
 def test_a_place_that_cannot_be_written_is_said_before_anything_starts(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tests.api.fake_runtime import HELLO, PROMPT_TOKENS, Script, failed, finishe
 from tests.api.serving import ASK, CHAT, COMPLETIONS, serving, serving_toy, until
 from tripower.actors.dialogue import PromptProgress
 from tripower.actors.queueing import QueueStatistics
-from tripower.actors.runtime import Runtime
+from tripower.actors.runtime import Runtime, toy_plan
 
 SEEDED = {"model": "toy", "prompt": "abc", "seed": 7, "max_tokens": 12, "ignore_eos": True}
 TALK = {"model": "toy", "messages": [{"role": "user", "content": "Hi"}], "seed": 7, "max_tokens": 12, "ignore_eos": True}
@@ -96,6 +96,37 @@ async def test_a_request_without_place_for_all_its_choices_is_refused_and_holds_
         await until(lambda: not server.runtime.running)
         assert answer.status == 500
         assert len(server.runtime.ended) == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"n": 4}, "n"),
+        ({"prompt": ["a"] * 4}, "prompt"),
+        ({"prompt": ["a", "b"], "n": 2}, "n"),
+        ({"n": 4, "stream": True}, "n"),
+    ],
+)
+async def test_more_choices_than_there_will_ever_be_places_for_is_a_fault_of_the_request(asked: Any, param: str) -> None:
+    async with serving_toy(toy_plan(members_max=2, waiting_max=1)) as server:
+        refused = await server.ask(COMPLETIONS, SEEDED | asked)
+        assert (refused.status, refused.error["param"]) == (400, param)
+        assert refused.error["message"].startswith(f"{param}: 4 answers are more than the 3 ")
+        assert (await server.ask(COMPLETIONS, SEEDED | {"n": 3})).status == 200
+        figures = queue_of(server.actors)
+    assert (figures.live, figures.refused) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"stream": True}, {"stop": "e"}, {"max_tokens": 0}, {"max_tokens": 1, "logprobs": 1, "echo": True}]
+)
+async def test_lists_of_prompts_one_after_the_other_always_find_their_places(fields: Any) -> None:  # as lm-eval sends them
+    asked = SEEDED | {"prompt": [f"Prompt {number}" for number in range(8)]} | fields
+    async with serving_toy(toy_plan(members_max=8, waiting_max=0)) as server, server.client() as client:
+        for number in range(25):
+            answer = await client.ask(COMPLETIONS, asked | {"seed": number})
+            assert answer.status == 200, answer.body
+        assert queue_of(server.actors).refused == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])

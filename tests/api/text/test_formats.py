@@ -9,6 +9,7 @@ import pytest
 
 from tests.api.serving import CHAT, COMPLETIONS, serving_toy
 from tripower.api.http.wire import CHAT as DECODER
+from tripower.backends.grammar.limits import CHOICES_MAX, FORMAT_BYTES_MAX, NESTING_MAX
 from tripower.runtime.engine.constraint import (
     ChoiceFormat,
     GbnfFormat,
@@ -63,8 +64,23 @@ def test_every_name_of_a_format_is_known(fields: Any, expected: Any) -> None:
 
 
 DEEP: Any = {}
-for _ in range(100):
+for _ in range(NESTING_MAX):
     DEEP = {"items": DEEP}
+
+
+@pytest.mark.parametrize("name", ["structured_outputs", "guided_choice"])
+def test_the_limits_of_a_format_are_those_of_the_compiler(name: str) -> None:
+    texts = [f"text {number}" for number in range(CHOICES_MAX)]
+
+    def asked(texts: list[str]) -> Any:
+        return asked_for(**{name: {"choice": texts} if name == "structured_outputs" else texts})
+
+    assert asked(texts) == ChoiceFormat(tuple(texts))
+    with pytest.raises(InvalidRequest) as caught:
+        asked([*texts, "one more"])
+    assert (caught.value.param or "").startswith(name) and str(CHOICES_MAX) in caught.value.message
+    assert asked_for(guided_regex="a" * FORMAT_BYTES_MAX) == RegexFormat("a" * FORMAT_BYTES_MAX)
+    assert asked_for(guided_json=DEEP["items"]) == JsonSchemaFormat(DEEP["items"])
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,24 @@ async def test_tools_belong_to_a_conversation() -> None:
     assert (answer.status, answer.error["param"]) == (400, "tools")
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, ASK | {"tools": [{"type": "function", "function": {"name": "a.b"}}]}, "tools[0].function.name"),
+        (CHAT, ASK | {"functions": [{"name": "a.b"}]}, "functions[0].name"),
+        ("/v1/responses", {"input": "Hi", "tools": [{"type": "function", "name": "a.b"}]}, "tools[0].name"),
+        ("/v1/messages", ASK | {"max_tokens": 1, "tools": [{"name": "a.b", "input_schema": {}}]}, "tools[0].name"),
+    ],
+)
+async def test_names_of_tools_have_one_rule_in_all_dialects(path: str, body: Any, param: str) -> None:
+    async with serving_toy() as server:
+        answer = await server.ask(path, body | {"model": "toy"})
+    assert (answer.status, answer.error["param"]) == (400, param)
+    assert (
+        answer.error["message"] == f"{param}: 'a.b' is no name of a tool: use 1 to 64 letters of a-z and A-Z, digits, _ and -"
+    )
+
+
 def test_unknown_fields_of_tools_are_named() -> None:
     body = ASK | {"tools": [TOOL | {"cache_control": {}}, {"type": "function", "function": {"name": "g", "icon": "x"}}]}
     body["messages"] = [

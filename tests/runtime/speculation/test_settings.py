@@ -65,7 +65,8 @@ def test_a_bound_out_of_range_is_refused_by_its_name(field: str, values: dict[st
 
 
 @pytest.mark.parametrize(
-    ("strategy", "width"), [("mtp", 3), ("draft-model", 4), ("dflash", 4), ("dspark", 4), ("auto", 8), ("prompt-lookup", 8), ("ngram-context", 8)]
+    ("strategy", "width"),
+    [("mtp", 3), ("draft-model", 4), ("dflash", 4), ("dspark", 4), ("auto", 8), ("prompt-lookup", 8), ("ngram-context", 8)],
 )
 def test_an_unset_length_is_the_strategys(strategy: str, width: int) -> None:
     assert SpeculationSettings(strategy=Strategy(strategy), adaptive=False).width_max == width

@@ -44,8 +44,12 @@ def build_engine(
     slots_max: int = 4,
     sequences_max: int = 4,
     context: int = 200,
+    row_costs: tuple[float, ...] = (1.0,),
 ) -> NativeEngine:
-    """A native engine for a GGUF file, without calibration and certificate. `tiles_seed`: each layer has some tile or other."""
+    """A native engine for a GGUF file, without calibration and certificate. `tiles_seed`: each layer has some tile or other.
+
+    `row_costs`: as they are, rows are free, so that guesses get all the room that there is.
+    """
     target = target or host_target()
     with open_gguf(path) as file:
         plan = plan_load(file, specification_for(path, context=context, sequences_max=sequences_max))
@@ -69,6 +73,7 @@ def build_engine(
         vocabulary_size=model.decoder.vocabulary_size,
         sequences_max=sequences_max,
         threads=threads,
+        row_costs=row_costs,
     )
     return NativeEngine(program, info)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,6 +28,8 @@ from tripower.backends.picolm.native.engine import NativeEngine
 from tripower.backends.picolm.native.program import Program
 from tripower.backends.picolm.native.stepwise import Stepwise
 from tripower.runtime.engine import StepTable
+from tripower.runtime.engine.drafts import SPARE_TOKENS
+from tripower.runtime.speculation import RowCosts, SpeculationSettings, Strategy, make_drafter
 
 PLAIN_SAMPLED = msgspec.structs.replace(SAMPLED, repeat_penalty=1.0, presence_penalty=0.0)
 BIASED = msgspec.structs.replace(GREEDY, logit_bias=((3, 2.0), (9, -1.0)))
@@ -171,6 +174,17 @@ def test_a_drafter_that_fails_costs_its_guesses_only(engine: NativeEngine, when:
     assert table.drafter == [None] and "a drafter failed" in caplog.text
 
 
+def test_a_job_ends_when_more_guesses_were_right_than_it_has_room_for(engine: NativeEngine) -> None:
+    member = Member(prompt=PROMPT, remaining=150, sampling=GREEDY)
+    expected = answers_of(run(engine, [member], [None], steps=200))[0].drawn
+    table = run(engine, [member], [Teller(expected, width=15)], steps=8)
+    first = answers_of(table)[0].drawn
+    assert table.steps_done < 8 and table.pending[0] and len(first) == table.steps_done + 8 + SPARE_TOKENS
+    assert engine.pages_free > 0
+    following = continued(engine, table, steps=64, rows_max=64)
+    assert first + answers_of(following)[0].drawn == expected
+
+
 class Tripwire(Teller):
     """Stops the job, or fails it, when it has been told so many tokens."""
 
@@ -257,3 +271,41 @@ def test_a_step_that_fails_anywhere_leaves_what_was_committed_and_the_next_job_t
         told = table.constraint[0]
         assert isinstance(told, Picky) and told.accepted == expected.drawn
     assert same_bits(engine.logits(0, [1]), logits_alone(engine, [*PROMPT, *expected.drawn[:-1], 1])[-1:])
+
+
+def test_a_plain_neighbour_is_not_slowed_by_more_than_a_twentieth(tiny_model: Any) -> None:
+    engine = build_engine(tiny_model("llama", layers=2), row_costs=(1.0, 1.2, 1.6, 2.4, 4.4), rows_max=64)
+    costs = RowCosts(engine.info.row_costs)
+    members = [Member(prompt=PROMPT[slot : slot + 2], remaining=60, sampling=GREEDY) for slot in range(2)]
+    answers = [alone(engine, member).drawn for member in members]
+    table = run(engine, members, [Teller(answers[0], width=8, wrong=0.5), None])
+    steps = range(1, table.steps_done)
+    sat = [step for step in steps if table.evaluated[step, 1]]
+    cost = sum(costs.step(2 + table.proposed.get(step, {}).get(0, 0)) for step in sat if table.evaluated[step, 0])
+    plain = sum(costs.step(2) for step in sat if table.evaluated[step, 0])
+    assert any(table.proposed) and plain < cost <= 1.05 * plain
+    engine.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sampling", [GREEDY, msgspec.structs.replace(SAMPLED, temperature=0.6)])
+def test_a_real_model_says_what_it_would_have_said_whatever_guesses(smollm2_path: Path, sampling: Any) -> None:
+    engine = build_engine(smollm2_path, threads=2, slots_max=4, sequences_max=4, context=400)
+    text = [[int(token) for token in range(2000 + 40 * slot, 2040 + 40 * slot)] for slot in range(4)]
+    members = [
+        Member(prompt=(*prompt, *prompt[:20]), remaining=60, sampling=sampling, logprobs=2 if slot == 1 else -1)
+        for slot, prompt in enumerate(text)
+    ]
+    expected = [alone(engine, member) for member in members]
+    lookup = SpeculationSettings(strategy=Strategy.NGRAM_CONTEXT)
+    for width in (1, 3, 8, 15):
+        drafters: list[Any] = [
+            make_drafter(lookup, members[0].prompt),
+            Teller(expected[1].drawn, width=width, wrong=0.3, seed=width, vocabulary=49_000),
+            Teller(expected[2].drawn, width=width, wrong=1.0, seed=width, vocabulary=49_000),
+            None,
+        ]
+        table = run(engine, members, drafters, steps=64)
+        assert answers_of(table) == expected
+        assert any(table.runs.values())
+    engine.close()

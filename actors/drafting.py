@@ -1,0 +1,69 @@
+"""Whether a request's tokens are guessed, and by what: its drafter is made here, beside the loop."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import msgspec
+import trio
+
+from tripower.runtime.engine import EngineInfo
+from tripower.runtime.engine.contract import SPECULATION
+from tripower.runtime.engine.drafting import Drafter
+from tripower.runtime.kernel import InvalidRequest
+from tripower.runtime.speculation import RowCosts, SpeculationSettings, Strategy, make_drafter
+from tripower.runtime.speculation.settings import DRAFT_BOUND
+
+INLINE_TOKENS = 512
+"""A shorter prompt is indexed within a millisecond: that is not worth a thread."""
+TOKENS_MIN = 3
+"""A shorter answer has no step that a guess could save: its first token comes with the prompt, and a step brings one in any case."""
+
+
+async def new_drafter(
+    settings: SpeculationSettings | None, info: EngineInfo, prompt: Sequence[int], max_tokens: int
+) -> Drafter | None:
+    """A drafter for one sequence; None where nothing is to be guessed. Blocks while a worker thread indexes a long prompt.
+
+    `auto` guesses where that cannot change an answer. Raises `InvalidRequest` for a strategy that was named and cannot be had.
+    """
+    if settings is None or not guesses(settings, info) or max_tokens < TOKENS_MIN:
+        return None
+    costs = row_costs(info.row_costs)
+    if len(prompt) <= INLINE_TOKENS:
+        return make_drafter(settings, prompt, costs)
+    return await trio.to_thread.run_sync(make_drafter, settings, prompt, costs, abandon_on_cancel=True)
+
+
+def narrowed(settings: SpeculationSettings | None, draft_max: int | None) -> SpeculationSettings | None:
+    """What a request's own bound leaves of the service's settings. Raises `InvalidRequest` for one that is none."""
+    if draft_max is None:
+        return settings
+    if not 0 <= draft_max <= DRAFT_BOUND:
+        raise InvalidRequest(f"draft_max: {draft_max} is out of range; use 0 to {DRAFT_BOUND}", param="draft_max")
+    if settings is None or draft_max == 0:
+        return None
+    return msgspec.structs.replace(settings, draft_max=min(draft_max, settings.width_max))
+
+
+def guesses(settings: SpeculationSettings, info: EngineInfo) -> bool:
+    """Whether these settings come to guesses on this engine. Raises as `new_drafter` does."""
+    match settings.strategy:
+        case Strategy.OFF:
+            return False
+        case Strategy.AUTO:
+            return info.determinism == "exact" and SPECULATION not in info.unsupported
+    if SPECULATION in info.unsupported:
+        raise InvalidRequest(
+            f"the engine {info.backend} cannot guess tokens here: set speculation.mode to auto or off, or ask a model on picolm",
+            code="unsupported_by_engine",
+            param="speculation",
+        )
+    return True
+
+
+@functools.lru_cache(maxsize=64)
+def row_costs(measured: tuple[float, ...]) -> RowCosts | None:
+    """The table of an engine; None for the one that stands for engines that were not measured."""
+    return RowCosts(measured) if measured else None

@@ -1,0 +1,1 @@
+"""What guessing tokens brings, and that it changes none."""

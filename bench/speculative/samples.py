@@ -1,0 +1,127 @@
+"""Answers with and without guesses, asked of one engine in this process, and what is made of their times.
+
+Steady decode is `(tokens - 1) / (time of the last token - time of the first)`; request-wide is tokens over the time of the whole request.
+Neither stands for the other. Within each order of the two sides the median counts, and the smaller of both orders is the score, so that
+what a machine does by the way favours nobody.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+
+import attrs
+import trio
+
+from tripower.actors.dialogue import GenerationFinished, GenerationRequest, TokenChunk
+from tripower.actors.runtime import Runtime
+
+
+@attrs.frozen(kw_only=True)
+class Sample:
+    """One answer. Times are seconds after the request."""
+
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    first: float
+    last: float
+    seconds: float
+    drafted: int
+    accepted: int
+
+    @property
+    def steady(self) -> float:
+        """Tokens a second after the first; 0 where there is no second one."""
+        return (len(self.tokens) - 1) / (self.last - self.first) if self.last > self.first else 0.0
+
+    @property
+    def passes(self) -> int:
+        """Steps behind the prompt's own."""
+        return max(len(self.tokens) - 1 - self.accepted, 0)
+
+
+@attrs.frozen(kw_only=True)
+class Group:
+    """Answers that ran side by side."""
+
+    samples: tuple[Sample, ...]
+    seconds: float
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second, prompts included."""
+        return sum(len(sample.tokens) for sample in self.samples) / self.seconds
+
+    @property
+    def steady(self) -> float:
+        return sum(sample.steady for sample in self.samples)
+
+
+@attrs.frozen(kw_only=True)
+class Round:
+    """Both sides of one group, one right after the other."""
+
+    plain: Group
+    guessing: Group
+    plain_first: bool
+
+    @property
+    def same(self) -> bool:
+        """Whether every answer is the same, token for token."""
+        pairs = zip(self.plain.samples, self.guessing.samples, strict=True)
+        return all(ours.tokens == theirs.tokens for ours, theirs in pairs)
+
+
+async def run_group(runtime: Runtime, requests: Sequence[GenerationRequest]) -> Group:
+    """Ask all at once and wait for all. Blocks for seconds."""
+    found: dict[int, Sample] = {}
+    started = trio.current_time()
+
+    async def one(place: int) -> None:
+        found[place] = await _run_one(runtime, requests[place])
+
+    async with trio.open_nursery() as nursery:
+        for place in range(len(requests)):
+            nursery.start_soon(one, place)
+    seconds = trio.current_time() - started
+    return Group(samples=tuple(found[place] for place in range(len(requests))), seconds=seconds)
+
+
+async def _run_one(runtime: Runtime, request: GenerationRequest) -> Sample:
+    started, tokens, times = trio.current_time(), list[int](), list[float]()
+    generation = runtime.generate(request)
+    last: GenerationFinished | None = None
+    async with generation:
+        async for event in generation:
+            if isinstance(event, TokenChunk):
+                tokens.append(event.token)
+                times.append(trio.current_time() - started)
+            elif isinstance(event, GenerationFinished):
+                last = event
+    assert last is not None
+    return Sample(
+        prompt=tuple(generation.prompt),
+        tokens=tuple(tokens),
+        first=times[0] if times else 0.0,
+        last=times[-1] if times else 0.0,
+        seconds=trio.current_time() - started,
+        drafted=last.timings.drafted,
+        accepted=last.timings.accepted,
+    )
+
+
+def score(rounds: Sequence[Round], *, steady: bool = False) -> float:
+    """How many times as fast one group is with guesses: the median of each order, and the smaller one of both."""
+    ratios: dict[bool, list[float]] = {}
+    for each in rounds:
+        ours, theirs = (each.guessing.steady, each.plain.steady) if steady else (each.guessing.speed, each.plain.speed)
+        if theirs:
+            ratios.setdefault(each.plain_first, []).append(ours / theirs)
+    return min((statistics.median_low(found) for found in ratios.values()), default=1.0)
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """Of positive values; NaN of none."""
+    logs = [math.log(value) for value in values if value > 0]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan

@@ -1,0 +1,56 @@
+"""What is made of the times of answers with and without guesses."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from trio.testing import MockClock
+
+from tests.actors.rigs import greedy, open_toy, request, warm_up
+from tripower.bench.speculative.samples import Group, Round, Sample, geometric_mean, run_group, score
+
+
+def sample(seconds: float, tokens: tuple[int, ...] = (1, 2, 3), accepted: int = 0) -> Sample:
+    return Sample(
+        prompt=(9,), tokens=tokens, first=seconds / 2, last=seconds, seconds=seconds, drafted=accepted, accepted=accepted
+    )
+
+
+def both(plain: float, guessing: float, *, plain_first: bool) -> Round:
+    one, other = (Group(samples=(sample(seconds),), seconds=seconds) for seconds in (plain, guessing))
+    return Round(plain=one, guessing=other, plain_first=plain_first)
+
+
+def test_the_order_with_the_smaller_median_is_the_score() -> None:
+    rounds = [both(4, 1, plain_first=True), both(4, 2, plain_first=True), both(3, 2, plain_first=False)]
+    assert score(rounds) == pytest.approx(1.5)
+    assert score(rounds[:2]) == pytest.approx(2)  # of an even number, the lower one
+    assert score(rounds, steady=True) == pytest.approx(1.5)
+
+
+def test_a_tie_and_no_figure_at_all_keep_the_baseline() -> None:
+    assert score([both(2, 2, plain_first=True)]) == score([]) == 1
+
+
+def test_answers_are_the_same_if_every_token_is() -> None:
+    assert both(1, 2, plain_first=True).same
+    other = Round(
+        plain=Group(samples=(sample(1),), seconds=1), guessing=Group(samples=(sample(1, (1, 2)),), seconds=1), plain_first=True
+    )
+    assert not other.same
+
+
+def test_passes_and_rates() -> None:
+    assert sample(2, (1, 2, 3, 4, 5), accepted=2).passes == 2
+    assert sample(2).steady == 2 and sample(0).steady == 0
+    assert geometric_mean([1, 4]) == pytest.approx(2) and math.isnan(geometric_mean([]))
+
+
+async def test_a_group_runs_side_by_side(autojump_clock: MockClock) -> None:
+    async with open_toy() as (runtime, _):
+        await warm_up(runtime)
+        group = await run_group(runtime, [request("a", 5), request("b", 9)])
+        assert [list(each.tokens) for each in group.samples] == [greedy("a", 5), greedy("b", 9)]
+        assert group.samples[1].prompt == (98,) and group.samples[1].passes == 8
+        assert group.seconds < 12
