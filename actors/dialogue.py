@@ -50,6 +50,7 @@ _ERRORS: tuple[type[TripowerError], ...] = (
 )
 ERRORS: Mapping[str, type[TripowerError]] = {
     "context_length_exceeded": InvalidRequest,
+    "format_exhausted": InvalidRequest,
     "share_exceeded": Overloaded,
 } | {kind.code: kind for kind in _ERRORS}
 """What can end a generation that has begun; an error with a code of its own comes back as `TripowerError`."""

@@ -48,7 +48,9 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             return [("input", self.input)]
         if self.input and isinstance(self.input[0], int):
             if len(self.input) > ROW_TOKENS_MAX:  # before each of them is looked at
-                raise _refused(f"a row has at most {ROW_TOKENS_MAX} token ids, even to be truncated: send its beginning", "input")
+                raise _refused(
+                    f"a row has at most {ROW_TOKENS_MAX} token ids, even to be truncated: send its beginning", "input"
+                )
             return [("input", tuple([_only(int, each, f"input[{index}]") for index, each in enumerate(self.input)]))]
         return [(place := f"input[{index}]", _only(str | tuple, each, place)) for index, each in enumerate(self.input)]
 

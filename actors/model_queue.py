@@ -19,6 +19,7 @@ from typing import Any, assert_never
 import msgspec
 import trio
 
+from tripower.actors.constraining import no_token_error
 from tripower.actors.device import RunSteps, StepOrder, StepsCommitted, StepsDone
 from tripower.actors.dialogue import Failed, GenerationFinished, Timings, TokenChunk, Usage
 from tripower.actors.prefix_reuse import PrefixReuse
@@ -47,7 +48,6 @@ from tripower.runtime.kernel import (
     Actor,
     ActorGone,
     DeadlineExceeded,
-    DeviceFailed,
     Ref,
     TripowerError,
 )

@@ -105,9 +105,7 @@ async def prepare_choice(prepared: Prepared, request: GenerationRequest) -> Prep
     if isinstance(message, GenerateText):
         return prepared
     sampling = msgspec.structs.replace(message.sampling, choice=request.choice)
-    constraint = await new_constraint(
-        prepared.plan.format, prepared.text, prepared.vocabulary_size, request.format_param
-    )
+    constraint = await new_constraint(prepared.plan.format, prepared.text, prepared.vocabulary_size, request.format_param)
     drafter = None
     if prepared.info is not None:
         settings = narrowed(prepared.speculation, request.draft_max)
@@ -180,9 +178,7 @@ def prefix_namespace(request: GenerationRequest, info: EngineInfo) -> str:
     if not request.cache_prompt:
         return ""
     endpoint = "completion" if request.messages is None else "chat"
-    return namespace_of(
-        identity=request.caller.identity, endpoint=endpoint, model=request.model, key=request.prompt_cache_key
-    )
+    return namespace_of(identity=request.caller.identity, endpoint=endpoint, model=request.model, key=request.prompt_cache_key)
 
 
 def plan_of(request: GenerationRequest, text: TextLayer) -> AnswerPlan:

@@ -6,10 +6,12 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from importlib import import_module
 
 from tripower.api.cli import exit_codes
 from tripower.api.cli.arguments import HOMES, build_parser, parse
+from tripower.api.cli.hangup import hold_hangups
 from tripower.api.cli.terminal import discard_output, open_missing_streams
 
 
@@ -23,7 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command is None:
             build_parser().print_help()
             return exit_codes.OK
-        code = int(import_module(f"tripower.api.cli.{HOMES[arguments.command]}").main(arguments))
+        with hold_hangups() if arguments.command == "serve" else nullcontext():  # before anything takes time
+            code = int(import_module(f"tripower.api.cli.{HOMES[arguments.command]}").main(arguments))
         sys.stdout.flush()
         return code
     except SystemExit as ended:  # argparse has said what there was to say

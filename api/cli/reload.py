@@ -12,6 +12,7 @@ from typing import Any
 
 import trio
 
+from tripower.api.cli.hangup import repeat_hangup
 from tripower.api.cli.terminal import note
 from tripower.api.http.actor import ReloadKeys
 from tripower.api.http.listening.tls import Certificates
@@ -21,11 +22,12 @@ from tripower.runtime.kernel import Ref, TripowerError
 
 @contextmanager
 def hangups(settings: AuthSettings, certificates: Certificates | None = None) -> Iterator[AsyncIterator[int] | None]:
-    """The hangups that come while the block runs; None where they are left to the system."""
+    """The hangups that come while the block runs, and one that came before; None where they are left to the system."""
     if not (settings.keys_file or certificates) or not hasattr(signal, "SIGHUP"):
         yield None
         return
     with trio.open_signal_receiver(signal.SIGHUP) as signals:
+        repeat_hangup()
         yield signals
 
 
@@ -38,7 +40,7 @@ async def reload_at_hangups(
             if with_keys:
                 note(await reload_keys(api))
             if certificates is not None:
-                note(reload_certificates(certificates))
+                note(await trio.to_thread.run_sync(reload_certificates, certificates))
     await trio.sleep_forever()
 
 
@@ -52,7 +54,7 @@ async def reload_keys(api: Ref[Any]) -> str:
 
 
 def reload_certificates(certificates: Certificates) -> str:
-    """Read them once, for new connections. What came of it, in a line."""
+    """Read them once, for new connections. Blocks for the files. What came of it, in a line."""
     try:
         certificates.reload()
     except TripowerError as error:

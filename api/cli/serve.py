@@ -21,6 +21,7 @@ import trio
 from tripower.actors.models import ReadyModel
 from tripower.actors.runtime import Runtime, RuntimePlan
 from tripower.api.cli import exit_codes
+from tripower.api.cli.hangup import leave_hangups
 from tripower.api.cli.local import obtain_model, short_name
 from tripower.api.cli.progress import Display, progress_display
 from tripower.api.cli.reload import hangups, reload_at_hangups
@@ -59,6 +60,8 @@ def main(arguments: argparse.Namespace) -> int:
     )
     if configuration.server.log_format == "json":
         log_as_json(with_tracebacks=arguments.debug)
+    if not (configuration.auth.keys_file or configuration.server.tls_certificate):
+        leave_hangups()
     keys = load_keys(configuration.auth)  # refused before anything is open
     check_exposure(configuration.server, has_keys=keys is not None)
     raise_descriptor_limit()

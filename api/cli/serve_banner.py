@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from ipaddress import ip_address
+from pathlib import Path
 
 import msgspec
 
@@ -36,7 +37,7 @@ def banner(configuration: Configuration, url: str, plan: RuntimePlan, ready: Map
 def also_at(configuration: Configuration) -> list[str]:
     """The Unix socket, where there are both."""
     server = configuration.server
-    return [f"  and at unix:{server.unix_socket}"] if server.unix_socket and server.tcp else []
+    return [f"  and at unix:{Path(server.unix_socket).expanduser().absolute()}"] if server.unix_socket and server.tcp else []
 
 
 def address(url: str) -> str:

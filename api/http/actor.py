@@ -89,7 +89,8 @@ class ApiActor(Actor[Command]):
             case Drain():
                 return self._drain(message)
             case ReloadKeys():
-                return KeysReloaded(self._keyring.reload())
+                keys = await trio.to_thread.run_sync(self._keyring.read)  # a disk may take its time
+                return KeysReloaded(self._keyring.take(keys))
         assert_never(message)
 
     async def _listen(self) -> None:

@@ -9,6 +9,7 @@ import errno
 import ipaddress
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -62,7 +63,8 @@ def bind(settings: ServerSettings) -> BoundSockets:
         if not settings.tcp:
             raise InvalidConfiguration("server.tcp is off: name a path in server.unix_socket", code="no_listener")
         return _bind_tcp(settings, secure)
-    tcp = _bind_tcp(settings, secure) if settings.tcp else BoundSockets((), f"unix:{settings.unix_socket}", 0)
+    place = Path(settings.unix_socket).expanduser().absolute()  # it is told to people in other folders too
+    tcp = _bind_tcp(settings, secure) if settings.tcp else BoundSockets((), f"unix:{place}", 0)
     try:
         unix = UnixSocket.listen(settings.unix_socket, int(settings.unix_socket_mode, 8), BACKLOG)
     except BaseException:

@@ -264,6 +264,7 @@ class Connection:
         that left, and so it does in the middle of an answer.
         """
         parser = self.protocol.connection
+        assert isinstance(parser, h11.Connection)
         return (
             self.busy
             and not self._transport.secure

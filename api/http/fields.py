@@ -33,9 +33,7 @@ _NO_DRAFT = "speculation.mode is a setting of the server; leave it out: it chang
 _OTHER_SAMPLING = "use temperature, top_k, top_p, min_p and the penalties"
 _PROMPT = "the chat template of the model file is used as it is; a prompt of your own goes to /v1/completions"
 
-WITHOUT_EFFECT = frozenset(
-    {"user", "metadata", "safety_identifier", "prompt_cache_retention", "service_tier"}
-)
+WITHOUT_EFFECT = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_retention", "service_tier"})
 
 UNSUPPORTED: Mapping[str, Unsupported] = {
     "best_of": Unsupported((1,), _ONE_CHOICE),

@@ -15,6 +15,7 @@ _NOTHING, _TEXT, _END = range(3)
 NO_TEXT = "no text of the format goes on from there"
 _LIMITS = {
     "NoExtension": NO_TEXT,
+    "too many expressions": "its patterns are too large once they are multiplied out",
     "too many states": "its patterns have more states than one answer may make",
     "fuel": "its patterns are too ambiguous for one step",
     "items": "it is too ambiguous for one step: too many readings of the text are open at once",

@@ -16,8 +16,8 @@ from llguidance import LLMatcher, LLParserLimits
 
 from tripower.backends.grammar.automaton import NO_TEXT, GrammarConstraint
 from tripower.backends.grammar.lark import check_lark, gbnf_as_lark, json_grammar, regex_grammar
-from tripower.backends.grammar.limits import CHOICES_MAX, LEXER_STATES_MAX, check_bytes
-from tripower.backends.grammar.schema import CheckedSchema, Node, fault, read_schema, simple_subschemas
+from tripower.backends.grammar.limits import CHOICES_MAX, LEXER_STATES_MAX, ROW_ITEMS_MAX, check_bytes
+from tripower.backends.grammar.schema import NOTHING, CheckedSchema, Node, fault, read_schema, simple_subschemas
 from tripower.backends.grammar.shape import check_shape
 from tripower.backends.grammar.vocabulary import GrammarVocabulary, grammar_vocabulary
 from tripower.runtime.engine.constraint import (
@@ -129,8 +129,8 @@ def _compile(format: OutputFormat, vocabulary: GrammarVocabulary, param: str | N
 
 
 def parser_limits() -> LLParserLimits:
-    """What one sequence may cost: see `LEXER_STATES_MAX`; a step's own limits are llguidance's."""
-    return LLParserLimits(verbose_errors=False, max_lexer_states=LEXER_STATES_MAX)
+    """What one sequence may cost: see `limits`; the fuel of a step is as llguidance has it."""
+    return LLParserLimits(verbose_errors=False, max_lexer_states=LEXER_STATES_MAX, max_items_in_row=ROW_ITEMS_MAX)
 
 
 def _name(format: OutputFormat) -> str:
@@ -178,12 +178,17 @@ def _schema_fault(schema: CheckedSchema, complaint: str, vocabulary: GrammarVoca
     for tried, node in enumerate(simple_subschemas(schema)):
         if tried == PLACES_TRIED_MAX:
             break
+        if node.content == NOTHING:
+            continue  # forbids what stands there, and is no fault
         if alone := _complaint_alone(node, vocabulary):
             pointer, complaint = node.pointer, alone
             if node.pointer:
                 break
     code = "invalid_schema" if complaint.startswith(("Unsatisfiable", "no text satisfies")) else "unsupported_schema"
-    keyword = next((each for each in _LIKELY if each in schema.nodes[pointer].content), "")
+    present = [each for each in _LIKELY if each in schema.nodes[pointer].content]
+    if "not disjoint" in complaint and "patternProperties" in present:
+        present, complaint = ["patternProperties"], "two of its patterns match one name: write patterns that exclude each other"
+    keyword = present[0] if present else ""
     what = f"keyword `{keyword}`" if keyword else "value"
     return fault(
         f"{what} cannot be enforced: {complaint}", f"{pointer}/{keyword}" if keyword else pointer, schema.param, code=code

@@ -40,7 +40,14 @@ from tripower.runtime.kernel.errors import InvalidRequest
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-JSON_STYLE: JsonCompileOptions = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+ESCAPES = 'nrbtf\\"'
+"""Letters of the escapes in a string. Without `u` every text has one spelling, so no key can be another one in disguise."""
+JSON_STYLE: JsonCompileOptions = {
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "whitespace_flexible": False,
+    "json_allowed_escapes": ESCAPES,
+}
 """How JSON is written: as Python's `json.dumps` does it, one space behind commas and colons and none elsewhere. Models know this form
 well, and one that may choose its blanks can go on choosing blanks."""
 
@@ -72,12 +79,25 @@ def check_lark(grammar: str, param: str | None) -> str:
     """
     check_bytes(grammar, "grammar", "invalid_grammar", param)
     _check_rules(grammar, param)
-    for schema in _json_behind(_EMBEDDED, grammar, param):
-        if schema.get(keywords.OPTIONS) == JSON_STYLE:
+    options = {key: value for _, _, each in _json_behind(_OPTIONS, grammar, param) for key, value in each.items()}
+    return free(options, _OPTIONS_LINE.sub("", _with_checked_schemas(grammar, param)))
+
+
+def _with_checked_schemas(grammar: str, param: str | None) -> str:
+    """The same grammar with each embedded schema as it is enforced. Those of one inside another's text are left to the outer one."""
+    parts, done = [], 0
+    for begin, end, schema in _json_behind(_EMBEDDED, grammar, param):
+        if begin < done:
+            continue
+        styled = schema.get(keywords.OPTIONS) == JSON_STYLE
+        if styled:
             del schema[keywords.OPTIONS]
-        check_shape(read_schema(schema, param))
-    options = {key: value for each in _json_behind(_OPTIONS, grammar, param) for key, value in each.items()}
-    return free(options, _OPTIONS_LINE.sub("", grammar))
+        checked = read_schema(schema, param)
+        check_shape(checked)
+        style = JSON_STYLE if styled else {"json_allowed_escapes": ESCAPES}
+        parts += [grammar[done:begin], json.dumps({keywords.OPTIONS: style, **checked.document}, ensure_ascii=False)]
+        done = end
+    return "".join([*parts, grammar[done:]])
 
 
 def free(options: dict[str, Any], grammar: str) -> str:
@@ -97,19 +117,19 @@ def regex_grammar(pattern: str) -> str:
     return free({}, json.loads(LLMatcher.grammar_from_regex(pattern))["grammars"][0]["lark_grammar"])
 
 
-def _json_behind(mark: re.Pattern[str], grammar: str, param: str | None) -> Iterator[dict[str, Any]]:
-    """The JSON objects that follow a mark."""
+def _json_behind(mark: re.Pattern[str], grammar: str, param: str | None) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """The JSON objects that follow a mark: where each begins, where it ends, and what it is."""
     decoder = json.JSONDecoder()
     for found in mark.finditer(grammar):
         try:
-            value, _ = decoder.raw_decode(grammar, found.end())
+            value, end = decoder.raw_decode(grammar, found.end())
         except (ValueError, RecursionError):
             reason = f"what follows {found[0].strip()} in the grammar is no JSON, or nested too deeply"
             raise InvalidRequest(reason, code="invalid_grammar", param=param) from None
         if not isinstance(value, dict):
             reason = f"what follows {found[0].strip()} in the grammar is no object"
             raise InvalidRequest(reason, code="invalid_grammar", param=param)
-        yield value
+        yield found.end(), end, value
 
 
 def _check_rules(grammar: str, param: str | None) -> None:

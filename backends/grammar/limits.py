@@ -26,6 +26,8 @@ RULES_MAX = 500
 GRAMMAR_LEVELS_MAX = 1000
 """Rules of a grammar inside each other, with the brackets in each: a compiler's stack overflows at some thousands."""
 CHOICES_MAX = 2000
+ROW_ITEMS_MAX = 5000
+"""Readings of a text that may be open at once; an object has four for each property that may come next."""
 LEXER_STATES_MAX = 25_000
 """Of one sequence, 1 to 2 kB each: they are made as its text goes on, some for each character of a bounded string."""
 

@@ -8,6 +8,7 @@ place as a JSON pointer. What the compiler cannot bear is refused as well: see `
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import unquote
@@ -22,7 +23,13 @@ from tripower.backends.grammar.limits import (
     check_json,
     invalid_schema,
 )
+from tripower.backends.grammar.patterns import PatternRefused, portable_pattern, unspelt
 from tripower.runtime.kernel.errors import InvalidRequest
+
+NOTHING: dict[str, Any] = {"enum": []}
+"""What a schema of `false` is read as."""
+BOUND_MAX = 2**63 - 1024
+"""The largest float64 below what the compiler's integers hold."""
 
 
 @attrs.frozen
@@ -72,8 +79,9 @@ def place(pointer: str) -> str:
 
 
 def fault(reason: str, pointer: str, param: str | None, *, code: str = "invalid_schema") -> InvalidRequest:
-    """The error of one place in a schema."""
-    return InvalidRequest(f"the schema's {reason} (at {place(pointer)})", code=code, param=param)
+    """The error of one place in a schema: `param` is the field that holds the schema."""
+    where = None if param is None else f"{param}{pointer}"
+    return InvalidRequest(f"the schema's {reason} (at {place(pointer)})", code=code, param=where)
 
 
 class _Reader:
@@ -86,7 +94,7 @@ class _Reader:
     def read(self, schema: Any, pointer: str) -> Any:
         """The same schema without notes."""
         if isinstance(schema, bool):
-            self._add(Node(pointer, {} if schema else {"enum": []}))
+            self._add(Node(pointer, {} if schema else NOTHING))
             return schema
         if not isinstance(schema, dict):
             raise fault(f"value is a {_kind(schema)} where an object or a boolean belongs", pointer, self._param)
@@ -129,7 +137,26 @@ class _Reader:
             unsupported = key in ("format", "$ref") and isinstance(value, str)
             code = "unsupported_schema" if unsupported else "invalid_schema"
             raise fault(f"keyword `{key}` {complaint}", here, self._param, code=code)
+        return self._enforceable(key, value, here)
+
+    def _enforceable(self, key: str, value: Any, here: str) -> Any:
+        """The value as the compiler can hold to it exactly."""
+        if key == "pattern":
+            return self._pattern(key, value, here)
+        if key in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
+            return inner_bound(value, upper=key.endswith("aximum"))
+        for each in value if key == "enum" else [value] if key == "const" else ():
+            if _has_unspelt(each):
+                reason = f"keyword `{key}` holds a control character, which answers do not: leave it out"
+                raise fault(reason, here, self._param, code="unsupported_schema")
         return value
+
+    def _pattern(self, key: str, pattern: str, here: str) -> str:
+        try:
+            return portable_pattern(pattern)
+        except PatternRefused as refused:
+            reason = f"keyword `{key}` {refused}"
+            raise fault(reason, here, self._param, code="unsupported_schema") from refused
 
     def _of(self, kind: type, value: Any, here: str) -> Any:
         if not isinstance(value, kind):
@@ -144,7 +171,13 @@ class _Reader:
         node.children[key] = list(places.values())
         if key == "properties":
             node.names.update(places)
-        return {name: self.read(schema, places[name]) for name, schema in schemas.items()}
+        inner = {name: self.read(schema, places[name]) for name, schema in schemas.items()}
+        if key != "patternProperties":
+            return inner
+        patterns = {name: self._pattern(key, name, places[name]) for name in schemas}
+        if len(set(patterns.values())) < len(patterns):
+            raise fault(f"keyword `{key}` has one pattern twice", here, self._param, code="unsupported_schema")
+        return {patterns[name]: schema for name, schema in inner.items()}
 
     def _read_list(self, node: Node, key: str, schemas: list[Any], here: str) -> list[Any]:
         if not schemas and key != "items":
@@ -174,6 +207,24 @@ class _Reader:
 
 def _escaped(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
+
+
+def inner_bound(value: float, *, upper: bool) -> float:
+    """The nearest bound on the inner side that the compiler holds exactly: it counts in float64, and its integers have 64 bits."""
+    value = min(value, BOUND_MAX) if upper else max(value, -BOUND_MAX)
+    if isinstance(value, float) or int(float(value)) == value:
+        return value
+    near = float(value)
+    outside = near > value if upper else near < value
+    return int(math.nextafter(near, -math.inf if upper else math.inf) if outside else near)
+
+
+def _has_unspelt(value: Any) -> bool:
+    """Recursion is bounded by `limits.NESTING_MAX`."""
+    if isinstance(value, str):
+        return unspelt(value)
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return any(map(_has_unspelt, inner))
 
 
 def _kind(value: Any) -> str:

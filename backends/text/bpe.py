@@ -36,8 +36,10 @@ MERGE_COST, MERGE_COST_MAX = 16, 2**25
 DIFFERENT_SCORES_MIN = 0.9
 """Of the tokens with more than one character."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_WORD_END = re.compile(r"[^\W\d_](?=[ \u2581])")
-"""A letter before a space: every pattern of `pretokenizers` cuts there, and no lookahead of one sees past it."""
+_WORD_END = re.compile(r"[^\W\d_](?=[\s!-/:-@\[-`{-~\u2000-\u206f\u3001-\u3003\uff01-\uff0f\uff1a-\uff20])")
+"""A letter before white space or punctuation: every pattern of `pretokenizers` cuts there, and no lookahead of one sees past it."""
+_SPACED_WORD_END = re.compile(r"[^\W\d_](?=[ \u2581])")
+"""The same before a space. A SentencePiece vocabulary, which has no patterns, is cut there if none of its tokens reaches across."""
 
 Replacements = dict[int, tuple[int, ...]]
 """Ids that stand in for text without a token of its own, and what the tokenizer answers for them."""
@@ -69,7 +71,7 @@ class ByteLevelBpe:
         self._tokens = vocabulary.tokens
 
     def encode(self, text: str, *, first: bool) -> list[int]:
-        return _replace(_encode(self._tokenizer, text), self._lone)
+        return _replace(_encode(self._tokenizer, text, _WORD_END), self._lone)
 
     def decode(self, token: int) -> bytes:
         text = self._tokens[token]
@@ -93,14 +95,14 @@ class SentencePieceBpe:
         self._lone = _add_lone_characters(ids, merges, vocabulary.ids)
         self._tokenizer = _build(ids, merges, PREFIX + "scores", byte_fallback=True)
         self._space_prefix = space_prefix
-        self._stretches = not any(_WORD_END.search(text) for text in ids)
+        self._word_end = None if any(_SPACED_WORD_END.search(text) for text in ids) else _SPACED_WORD_END
         self._tokens = vocabulary.tokens
 
     def encode(self, text: str, *, first: bool) -> list[int]:
         text = text.replace(" ", SPACE)
         if first and self._space_prefix:
             text = SPACE + text
-        return _replace(_encode(self._tokenizer, text, whole=not self._stretches), self._lone)
+        return _replace(_encode(self._tokenizer, text, self._word_end), self._lone)
 
     def decode(self, token: int) -> bytes:
         return self._tokens[token].replace(SPACE, " ").encode()
@@ -211,16 +213,17 @@ def _replace(tokens: list[int], replacements: Replacements) -> list[int]:
     return [token for found in tokens for token in replacements.get(found, (found,))]
 
 
-def _encode(tokenizer: Tokenizer, text: str, *, whole: bool = False) -> list[int]:
+def _encode(tokenizer: Tokenizer, text: str, word_end: re.Pattern[str] | None) -> list[int]:
+    """`word_end`: where a long text may be cut; None: nowhere."""
     if _SURROGATE.search(text):
         raise InvalidRequest("the text has half of a surrogate pair", code="invalid_value")
-    parts = (text,) if whole or len(text) <= STRETCH_CHARACTERS else _stretches(text)
+    parts = (text,) if word_end is None or len(text) <= STRETCH_CHARACTERS else _stretches(text, word_end)
     return [token for part in parts for token in ids_of(tokenizer, part)]
 
 
-def _stretches(text: str) -> Iterator[str]:
+def _stretches(text: str, word_end: re.Pattern[str]) -> Iterator[str]:
     start = 0
-    while found := _WORD_END.search(text, start + STRETCH_CHARACTERS):
+    while found := word_end.search(text, start + STRETCH_CHARACTERS):
         yield text[start : found.end()]
         start = found.end()
     yield text[start:]

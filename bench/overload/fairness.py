@@ -1,7 +1,8 @@
 """What quiet keys notice of a noisy one: the time to their first token, with it and without.
 
 The quiet keys ask now and then, at a quarter of what the server could do. In every other block the noisy key asks for fifty times its
-share besides, at times that are drawn, and is refused nearly always.
+share besides, at times that are drawn, and is refused nearly always. It is compared with the same key asking for just its share, which is
+what its excess costs the others, and with a server that has nothing else to do, which is what sharing a machine costs.
 
 With a toy the ratio means little: it reads prompts in no time, so its first token comes at once where nothing runs, and after a step where
 something does.
@@ -24,7 +25,7 @@ from tripower.bench.overload.load import Plan
 from tripower.bench.overload.requests import Deck, Kind
 from tripower.bench.overload.service import NOISY, QUIET, WEIGHTS, Service
 from tripower.bench.paired import Progress, Rounds, alternate_async, percentile, summarise
-from tripower.bench.schema import Cell, paired_cell, single_cell
+from tripower.bench.schema import Cell, Target, paired_cell, single_cell
 from tripower.bench.serving.workload import long_prompt
 from tripower.runtime.kernel import Unavailable
 
@@ -35,6 +36,8 @@ QUIET_LOAD = 0.25
 """Of what the server could do, by all quiet keys together."""
 TRIALS = 16
 SEED = 5
+FAIR = targets.FIRST_TOKEN
+PEERS = (("the noisy key within its share", 1.0), ("nobody else", 0.0))
 MILLI = 1e3
 
 
@@ -97,15 +100,16 @@ class Streets:
             raise Unavailable("a server with nothing else to do did not answer everybody")
         return len(endings) / (trio.current_time() - began)
 
-    async def block(self, *, noise: bool) -> Seen:
-        """Quiet requests for as long as a block lasts, and to the end of the last one."""
+    async def block(self, *, noise: float) -> Seen:
+        """Quiet requests for as long as a block lasts, and to the end of the last one. The noisy key asks for its share times `noise`."""
         quiet: list[Ending] = []
         noisy: list[Ending] = []
         ended = trio.Event()
         choose = random.Random(SEED)  # the same moments in every block
         async with trio.open_nursery() as nursery:
             if noise:
-                nursery.start_soon(arrive, nursery, random.Random(SEED), self.noisy_rate, self.ask_noisily, noisy, ended)
+                rate = self.noisy_rate * noise / targets.NOISY_TIMES
+                nursery.start_soon(arrive, nursery, random.Random(SEED), rate, self.ask_noisily, noisy, ended)
                 await trio.sleep(min(1.0, self.plan.block_seconds / 4))
             nursery.start_soon(arrive, nursery, choose, self.quiet_rate, self.ask_quietly, quiet, ended)
             await trio.sleep(self.plan.block_seconds)
@@ -138,31 +142,38 @@ async def fairness_cells(service: Service, plan: Plan, progress: Progress) -> li
     streets = Streets(service, plan, Pool(service.server.port), Deck(service.model, headers, seed=SEED, tokens=(1, 1)))
     progress("fairness: calibrating")
     await streets.calibrate()
-    rounds = await alternate_async(
-        functools.partial(streets.block, noise=True),
-        functools.partial(streets.block, noise=False),
-        rounds=plan.rounds,
-        label=f"fairness, {streets.noisy_rate:.0f} noisy requests a second",
-        progress=progress,
-    )
+    cells: list[Cell] = []
+    for peer, noise in PEERS:
+        rounds = await alternate_async(
+            functools.partial(streets.block, noise=targets.NOISY_TIMES),
+            functools.partial(streets.block, noise=noise),
+            rounds=plan.rounds,
+            label=f"fairness, {streets.noisy_rate:.0f} noisy requests a second, beside {peer}",
+            progress=progress,
+        )
+        cells += report(rounds, streets.quiet_rate, streets.noisy_rate, peer, target=FAIR if noise else None)
     streets.pool.close()
-    return report(rounds, streets.quiet_rate, streets.noisy_rate)
+    return cells
 
 
-def report(rounds: Rounds[Seen], quiet_rate: float, noisy_rate: float) -> list[Cell]:
+def report(
+    rounds: Rounds[Seen], quiet_rate: float, noisy_rate: float, peer: str, *, target: Target | None = FAIR
+) -> list[Cell]:
     """The cells of these blocks."""
     seen = [each for _, values in rounds for each in values]
     requests = sum(len(each.first) for each in seen)
     note = (
         f"{requests} requests of {len(QUIET)} quiet keys, {quiet_rate:.3g} a second, prompts of {QUIET_WORDS} words; "
-        f"the noisy key sends {noisy_rate:.3g} a second; peer: without it"
+        f"the noisy key sends {noisy_rate:.3g} a second; peer: {peer}"
     )
 
     def at(fraction: float) -> Rounds[float]:
         return [(order, [percentile(each.first, fraction) * MILLI for each in values]) for order, values in rounds]
 
     return [
-        paired_cell("first token of quiet keys, p95", summarise(at(0.95)), unit="ms", target=targets.FIRST_TOKEN, note=note),
-        paired_cell("first token of quiet keys, median", summarise(at(0.5)), unit="ms"),
-        single_cell("quiet requests denied", sum(each.denied for each in seen), unit="requests", target=targets.NONE),
+        paired_cell(f"first token of quiet keys, p95, beside {peer}", summarise(at(0.95)), unit="ms", target=target, note=note),
+        paired_cell(f"first token of quiet keys, median, beside {peer}", summarise(at(0.5)), unit="ms"),
+        single_cell(
+            f"quiet requests denied, beside {peer}", sum(each.denied for each in seen), unit="requests", target=targets.NONE
+        ),
     ]

@@ -124,7 +124,9 @@ class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         int, Meta(ge=0, le=1 << 46, description="memory for kept prompts, a part of that for states; 0 = half of it")
     ] = 0
     prefix_entries: Annotated[int, Meta(ge=1, le=LIMIT_MAX, description="prompts that are kept at most, for each model")] = 256
-    prefix_ttl_s: Annotated[float, Meta(ge=1, le=86_400, description="a kept prompt that is not used for so long is dropped")] = 300.0
+    prefix_ttl_s: Annotated[
+        float, Meta(ge=1, le=86_400, description="a kept prompt that is not used for so long is dropped")
+    ] = 300.0
 
 
 class SpeculationChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -132,7 +134,9 @@ class SpeculationChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     mode: Annotated[
         str,
-        Meta(description="where guesses come from: off, prompt-lookup, ngram-context, or auto: the best that cannot change answers"),
+        Meta(
+            description="where guesses come from: off, prompt-lookup, ngram-context, or auto: the best that cannot change answers"
+        ),
     ] = "off"
     draft_max: Annotated[int, Meta(ge=0, le=64, description="longest guess in tokens; 0 = by the strategy")] = 0
 

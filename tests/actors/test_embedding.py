@@ -119,3 +119,9 @@ async def test_long_texts_are_tokenised_beside_the_loop(monkeypatch: pytest.Monk
         assert threads == [True]
         with pytest.raises(DeadlineExceeded):
             await runtime.embed(asking(*["abc"] * 100), deadline=trio.current_time())
+
+
+def test_a_row_of_very_many_ids_is_refused_by_their_number_before_each_is_looked_at() -> None:
+    with pytest.raises(InvalidRequest, match="at most 65536") as refusal:
+        EmbeddingRequest(model="m", input=(1, *(["no id"] * embedding.ROW_TOKENS_MAX))).inputs()
+    assert refusal.value.param == "input"

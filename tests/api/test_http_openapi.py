@@ -112,7 +112,18 @@ def schemas(schema: Any) -> Iterator[dict[str, Any]]:
 TYPES = {"object", "array", "string", "number", "integer", "boolean", "null"}
 TEXTS = {"$ref", "type", "title", "description", "format", "pattern", "contentEncoding"}
 NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "minLength", "maxLength", "minItems", "maxItems"}
-OTHERS = {"properties", "required", "additionalProperties", "items", "prefixItems", "anyOf", "enum", "const", "default", "discriminator"}
+OTHERS = {
+    "properties",
+    "required",
+    "additionalProperties",
+    "items",
+    "prefixItems",
+    "anyOf",
+    "enum",
+    "const",
+    "default",
+    "discriminator",
+}
 
 
 @pytest.mark.parametrize("name", DOCUMENT["components"]["schemas"])

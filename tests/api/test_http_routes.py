@@ -286,7 +286,7 @@ async def test_a_client_that_sends_no_host_is_no_browser() -> None:
 
 @pytest.mark.parametrize(
     ("host", "name"),
-    [("a.b:1", "a.b"), ("[::1]:1", "::1"), ("[::1]", "::1"), ("A.", "a"), (" a ", "a"), ("", ""), ("a:", "a"), ("a_b-c", "a_b-c")],
+    [("a.b:1", "a.b"), ("[::1]:1", "::1"), ("[::1]", "::1"), ("A.", "a"), (" a ", "a"), ("", ""), ("a:", "a"), ("a_b", "a_b")],
 )
 def test_a_host_header_is_taken_apart(host: str, name: str) -> None:
     assert host_name(host) == name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -196,6 +197,9 @@ def test_files_that_cannot_be_used_are_refused_with_what_is_wrong(files: Files, 
     assert "cannot be read: Is a directory" in refused(tls_certificate=files.certificate, tls_key=str(tmp_path))
     assert "is not the key of" in refused(tls_certificate=files.certificate, tls_key=other.key)
     assert "in PEM form" in refused(tls_certificate=str(rubbish), tls_key=files.key)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert "is no regular file" in refused(tls_certificate=files.certificate, tls_key=str(pipe))
     assert "has no use without" in refused(tls_key_password_file=str(rubbish))
 
 

@@ -199,7 +199,7 @@ def test_a_native_load_tells_its_stages_and_stops_between_them(tiny_model: Any) 
     settings = specification(tiny_model("llama", kind="Q8_0"))
     model, boundaries, told = load(settings, kernels="native")
     stages = list(dict.fromkeys(stage for stage, _ in told))
-    assert stages == ["weights", "code", "tiles", "certificate", "self-test"]
+    assert stages == ["weights", "code", "tiles", "certificate", "costs", "self-test"]
     assert boundaries > 2 + 2 * 9
     info = model.engine.info
     assert info.certificate is not None and info.determinism == "exact" and info.kernels.startswith("native code for")

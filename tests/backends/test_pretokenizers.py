@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tripower.backends.gguf.reader import open_gguf
+from tripower.backends.text import bpe
 from tripower.backends.text.pretokenizers import PRE_TOKENIZERS, pre_tokenizer
 from tripower.backends.text.tokenizer import GgufTokenizer
 from tripower.bench.gguf_samples import byte_level_metadata, every_pair_of_bytes, write_gguf
@@ -64,6 +65,23 @@ def test_every_character_is_cut_where_llamacpp_cuts_it(name: str, tmp_path: Path
 @pytest.mark.parametrize("alias", sorted(set(PRE_TOKENIZERS) - set(DISTINCT)))
 def test_names_with_the_same_rules_cut_as_llamacpp_does(alias: str, tmp_path: Path, llamacpp: Callable[..., Any]) -> None:
     compare(alias, random_texts(100), tmp_path, llamacpp)
+
+
+def test_stretches_of_one_word_have_the_ids_of_the_whole_text(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(write_gguf(byte_level_metadata(name, MERGES)))
+    with open_gguf(path) as file:
+        tokenizer = GgufTokenizer(file.metadata)
+    ends = [*EDGES, ",", "-", "(", "，", "。", "“", "\u2028", "word", "don't", "語", "<s>"]
+    rng = random.Random(11)
+    texts = [*CORPUS, *("".join(rng.choices(ends, k=60)) for _ in range(300))]
+    whole = [tokenizer.tokenize(text, parse_special=True) for text in texts]
+    monkeypatch.setattr(bpe, "STRETCH_CHARACTERS", 1)
+    assert sum(len(list(bpe._stretches(text, bpe._WORD_END))) for text in texts) > 3 * len(texts), "they are cut"
+    for text, ids in zip(texts, whole, strict=True):
+        assert tokenizer.tokenize(text, parse_special=True) == ids, ascii(text)
 
 
 def test_an_unknown_name_is_refused_by_it() -> None:

@@ -138,7 +138,9 @@ def test_no_value_slips_past_a_rule_even_if_a_later_one_replaces_it(tmp_path: Pa
         ("'x'", "environment TRIPOWER_SERVER__PORT"),
         ("'abc'", "command line"),
     ]
-    good = load_configuration(file=None, environment={"TRIPOWER_HOME": "/nowhere"}, flags=[("server.port", "1"), ("server.port", "2")])
+    good = load_configuration(
+        file=None, environment={"TRIPOWER_HOME": "/nowhere"}, flags=[("server.port", "1"), ("server.port", "2")]
+    )
     assert good.server.port == 2
     assert load(tmp_path, "", {}, {"server.port": None, "engine.threads": "4"}).engine.threads == 4
 

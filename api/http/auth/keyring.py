@@ -39,21 +39,25 @@ class Keyring:
         self._environment = dict(environment)
         self._holders: tuple[Holder, ...] = ()
         self.enabled = False
-        self._take(load_keys(settings, self._environment))
+        self.take(self.read())
 
-    def reload(self) -> int:
-        """Read the file again; returns how many keys there are. Blocks for it.
+    def read(self) -> tuple[ApiKey, ...] | None:
+        """The keys as they are now on disk and in the environment, for `take`. Changes nothing, so any thread may call it.
 
-        Keys that have gone are refused from now on, requests that run go on. Raises `InvalidConfiguration`, and the old keys stay in
-        force. What a key has used of its minute stays used, unless its limits have changed.
+        Blocks for the file. Raises `InvalidConfiguration`.
         """
-        self._take(load_keys(self._settings, self._environment))
-        return len(self._holders)
+        return load_keys(self._settings, self._environment)
 
-    def _take(self, keys: tuple[ApiKey, ...] | None) -> None:
+    def take(self, keys: tuple[ApiKey, ...] | None) -> int:
+        """Put them in force; returns how many there are.
+
+        Keys that have gone are refused from now on, requests that run go on. What a key has used of its minute stays used, unless its
+        limits have changed.
+        """
         meters = {holder.key.digest: holder.meter for holder in self._holders}
         self.enabled = keys is not None
         self._holders = tuple(_holder(key, meters.get(key.digest), alone=len(keys or ()) < 2) for key in keys or ())
+        return len(self._holders)
 
     @property
     def keys(self) -> tuple[ApiKey, ...]:

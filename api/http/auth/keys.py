@@ -124,7 +124,8 @@ def _digest_of_variable(text: str) -> bytes:
 def read_key_file(path: Path) -> tuple[KeyEntry, ...]:
     """The keys of a file that only its owner can read. Raises `InvalidConfiguration`, which never shows what is in the file."""
     try:
-        with path.open("rb") as opened:
+        # Without O_NONBLOCK a pipe in its place would have to be written to before it could be refused.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as opened:
             _check_file(path, os.fstat(opened.fileno()))
             data = opened.read(FILE_BYTES_MAX + 1)
         if len(data) > FILE_BYTES_MAX:

@@ -67,6 +67,7 @@ def read_context(settings: ServerSettings) -> ssl.SSLContext:
 
 def _readable(name: str, given: str) -> Path:
     path = Path(given).expanduser()
+    _check_regular(name, path)
     try:
         with path.open("rb"):
             return path
@@ -74,10 +75,17 @@ def _readable(name: str, given: str) -> Path:
         raise _invalid(f"{name} {path} cannot be read: {error.strerror}") from error
 
 
+def _check_regular(name: str, path: Path) -> None:
+    """Refuse what opening could block for. What does not exist is for whoever opens it."""
+    if path.exists() and not (path.is_file() or path.is_dir()):  # a directory says so itself
+        raise _invalid(f"{name} {path} is no regular file")
+
+
 def _password(given: str) -> bytes:
     if not given:
         raise _invalid("server.tls_key is encrypted: name a file with its password in server.tls_key_password_file")
     path = Path(given).expanduser()
+    _check_regular("server.tls_key_password_file", path)
     try:
         with path.open("rb") as file:
             return file.read(PASSWORD_BYTES_MAX).strip(b"\r\n")

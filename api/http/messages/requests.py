@@ -137,7 +137,7 @@ class MessagesIn(PromptIn, frozen=True, kw_only=True):
                 temperature=self.temperature, top_p=self.top_p, top_k=0 if self.top_k == -1 else self.top_k
             ),
             format=self._output_format(),
-            format_param="output_format" if self.output_format is not None else "output_config.format",
+            format_param="output_format.schema" if self.output_format is not None else "output_config.format.schema",
             chat=chat,
             tool_choice=self.choice(chat.tools),
         )

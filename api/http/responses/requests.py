@@ -139,7 +139,7 @@ class ResponseIn(msgspec.Struct, frozen=True, kw_only=True):
             sampling=self.sampling(),
             prompt_cache_key=self.prompt_cache_key,
             format=self.output_format(),
-            format_param="text.format",
+            format_param="text.format.schema" if self.text and self.text.format and self.text.format.schema else "text.format",
             chat=ChatOptions(tools=() if choice.mode == "none" else tools),
             tool_choice=choice,
         )

@@ -97,51 +97,55 @@ class FormatFields(msgspec.Struct, frozen=True, kw_only=True):
 
     def _formats(self) -> Iterator[tuple[str, OutputFormat]]:
         if self.response_format is not None and (asked := _from_response_format(self.response_format)) is not None:
-            yield "response_format", asked
+            yield asked
         if self.structured_outputs is not None:
             yield from _from_structured_outputs(self.structured_outputs)
-        if self.guided_json:
+        if self.guided_json is not None:
             yield "guided_json", _json_schema("guided_json", self.guided_json)
-        if self.guided_regex:
-            yield "guided_regex", RegexFormat(self.guided_regex)
-        if self.guided_choice:
+        if self.guided_regex is not None:
+            yield "guided_regex", RegexFormat(_text("guided_regex", self.guided_regex))
+        if self.guided_choice is not None:
             yield "guided_choice", ChoiceFormat(_choices("guided_choice", self.guided_choice))
-        if self.guided_grammar:
-            yield "guided_grammar", _grammar(self.guided_grammar)
-        if self.grammar:
-            yield "grammar", GbnfFormat(self.grammar)
-        if self.json_schema:
+        if self.guided_grammar is not None:
+            yield "guided_grammar", _grammar(_text("guided_grammar", self.guided_grammar))
+        if self.grammar is not None:
+            yield "grammar", GbnfFormat(_text("grammar", self.grammar))
+        if self.json_schema is not None:
             yield "json_schema", _json_schema("json_schema", self.json_schema)
 
 
-def _from_response_format(given: ResponseFormatIn) -> OutputFormat | None:
+def _from_response_format(given: ResponseFormatIn) -> tuple[str, OutputFormat] | None:
+    """The place of the schema, and the format."""
     if given.type == "json_schema":
         schema = given.schema if given.json_schema is None else given.json_schema.schema
         path = "response_format.json_schema"
         if schema is None:
             missing = path if given.json_schema is None else f"{path}.schema"
             raise InvalidRequest(f"{missing} is missing", param=missing)
-        return _json_schema(f"{path}.schema", schema)
+        place = "response_format.schema" if given.json_schema is None else f"{path}.schema"
+        return place, _json_schema(place, schema)
     if given.json_schema is not None:
         raise InvalidRequest(
             "response_format.json_schema goes with the type json_schema only", param="response_format.json_schema"
         )
     if given.type == "json_object":
-        return JsonObjectFormat() if given.schema is None else _json_schema("response_format.schema", given.schema)
+        if given.schema is None:
+            return "response_format", JsonObjectFormat()
+        return "response_format.schema", _json_schema("response_format.schema", given.schema)
     if given.type != "text" or given.schema is not None:
         raise InvalidRequest("response_format.type is text, json_object or json_schema", param="response_format.type")
     return None
 
 
 def _from_structured_outputs(given: StructuredOutputsIn) -> Iterator[tuple[str, OutputFormat]]:
-    if given.json:
+    if given.json is not None:
         yield "structured_outputs.json", _json_schema("structured_outputs.json", given.json)
-    if given.regex:
-        yield "structured_outputs.regex", RegexFormat(given.regex)
-    if given.choice:
+    if given.regex is not None:
+        yield "structured_outputs.regex", RegexFormat(_text("structured_outputs.regex", given.regex))
+    if given.choice is not None:
         yield "structured_outputs.choice", ChoiceFormat(given.choice)
-    if given.grammar:
-        yield "structured_outputs.grammar", _grammar(given.grammar)
+    if given.grammar is not None:
+        yield "structured_outputs.grammar", _grammar(_text("structured_outputs.grammar", given.grammar))
     if given.json_object:
         yield "structured_outputs.json_object", JsonObjectFormat()
 
@@ -160,9 +164,16 @@ def _json_schema(param: str, schema: Any) -> JsonSchemaFormat:
 
 
 def _choices(param: str, choices: tuple[str, ...]) -> tuple[str, ...]:
-    if "" in choices or len(choices) > CHOICES_MAX:
+    if not choices or "" in choices or len(choices) > CHOICES_MAX:
         raise InvalidRequest(f"{param} has 1 to {CHOICES_MAX} texts, none of them empty", param=param)
     return choices
+
+
+def _text(param: str, given: str) -> str:
+    """An empty pattern or grammar is nobody's wish for an empty answer; null asks for nothing."""
+    if not given:
+        raise InvalidRequest(f"{param} is empty: give a text, or leave it out", param=param)
+    return given
 
 
 def _grammar(grammar: str) -> OutputFormat:

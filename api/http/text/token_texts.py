@@ -96,12 +96,19 @@ class CompletionLogprobs:
         offsets, logprobs, names, tops = [], [], [], []
         for each in tokens:
             token = first[0] if each is None else each.token
-            offsets.append(self._offset)
-            self._offset += len(self._decoder.decode(self._text.piece(token)))
+            offsets.append(self._advance(self._text.piece(token)))
             names.append(written(spelling(token, self._text), prefix="bytes:"))
             logprobs.append(None if each is None else _finite(each.logprob))
             tops.append(None if each is None else self._likeliest(each, names[-1]))
         return CompletionLogprobsOut(tuple(offsets), tuple(logprobs), tuple(names), tuple(tops))
+
+    def _advance(self, piece: bytes) -> int:
+        """Where the text of these bytes begins: with a character that they complete, behind one that they leave broken."""
+        begun: bytes = self._decoder.getstate()[0]
+        replaced = bool(begun and piece and not _goes_on(begun + piece[:1]))
+        begin = self._offset + replaced  # the text holds one U+FFFD for the bytes that came to nothing
+        self._offset += len(self._decoder.decode(piece))
+        return begin
 
     def _likeliest(self, each: TokenLogprobs, name: str) -> dict[str, float]:
         """By text, the likelier of two that look alike; the token that stands there is always among them."""
@@ -147,6 +154,15 @@ def written(spelled: bytes, *, prefix: str = "") -> str:
         return spelled.decode()
     except UnicodeDecodeError:
         return prefix + "".join(f"\\x{byte:02x}" for byte in spelled)
+
+
+def _goes_on(begun: bytes) -> bool:
+    """Whether these bytes are a character of UTF-8, or begin one."""
+    try:
+        _new_decoder().decode(begun)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _finite(logprob: Any) -> float:

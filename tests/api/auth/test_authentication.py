@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +15,10 @@ import pytest
 import trio
 
 from tests.api.fake_runtime import HELLO, Script, finished, tokens
-from tests.api.serving import ASK, CHAT, Server, serving
+from tests.api.serving import ASK, CHAT, Server, serving, serving_toy
 from tripower.api.http.actor import ReloadKeys
 from tripower.api.http.application import routes
+from tripower.api.http.auth.keyring import Keyring
 from tripower.api.http.auth.middleware import OPEN, Authentication, route_path
 from tripower.api.http.observe.keepers import Keepers
 from tripower.api.http.service import Service
@@ -246,3 +249,35 @@ async def test_tokens_of_prompts_and_answers_are_charged(tmp_path: Path) -> None
         assert stream.headers["x-ratelimit-limit-tokens"] == "10"  # 3 + 3 tokens each: 2 are owed
         refused = await rated(server, KEY)
         assert refused.status == 429 and 17 <= int(refused.headers["retry-after"]) <= 18
+
+
+async def test_keys_are_read_again_beside_the_loop_and_a_pipe_in_their_place_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+    read = Keyring.read
+
+    def reading(ring: Keyring) -> Any:
+        threads.append(threading.current_thread())
+        return read(ring)
+
+    monkeypatch.setattr(Keyring, "read", reading)
+    async with serving(HELLO, auth=key_file(tmp_path, KEY)) as server:
+        threads.clear()
+        await server.api.ask(ReloadKeys())
+        (tmp_path / "keys.toml").unlink()
+        os.mkfifo(tmp_path / "keys.toml", 0o600)
+        with pytest.raises(InvalidConfiguration, match="no regular file"):
+            await server.api.ask(ReloadKeys())
+        assert (await server.ask(CHAT, ASK, headers={"authorization": f"Bearer {KEY}"})).status == 200
+    assert len(threads) == 2 and threading.main_thread() not in threads
+
+
+async def test_more_answers_than_a_key_may_ever_have_at_once_are_a_fault_of_the_request(tmp_path: Path) -> None:
+    asking = {"model": "toy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    headers = {"authorization": f"Bearer {KEY}"}
+    async with serving_toy(auth=key_file(tmp_path, KEY, more="concurrency = 1")) as server:
+        answer = await server.ask(CHAT, asking | {"n": 8}, headers=headers)
+        assert (answer.status, answer.error["param"]) == (400, "n")
+        assert "8 answers" in answer.error["message"] and "the 1 that" in answer.error["message"]
+        assert (await server.ask(CHAT, asking, headers=headers)).status == 200

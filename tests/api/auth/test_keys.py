@@ -131,12 +131,12 @@ def test_a_reload_takes_keys_away_and_brings_new_ones_and_keeps_what_was_used(tm
     ring = Keyring(settings, {})
     before = ring.find(KEY.encode())
     key_file(tmp_path, entries[KEY] + entries["tp-third-key"])
-    assert ring.reload() == 2
+    assert ring.take(ring.read()) == 2
     after = ring.find(KEY.encode())
     assert before is not None and after is not None and before.meter is after.meter
     assert ring.find(OTHER.encode()) is None and ring.find(b"tp-third-key") is not None
     key_file(tmp_path, entries[KEY] + "requests_per_minute = 1\n")
-    ring.reload()
+    ring.take(ring.read())
     limited = ring.find(KEY.encode())
     assert limited is not None and limited.meter.limits == (1, 0) and limited.caller.alone
 
@@ -145,11 +145,11 @@ def test_a_broken_file_keeps_the_old_keys(tmp_path: Path) -> None:
     ring = Keyring(key_file(tmp_path, f'[[key]]\nsha256 = "{sha(KEY)}"\n'), {})
     key_file(tmp_path, "not toml")
     with pytest.raises(InvalidConfiguration):
-        ring.reload()
+        ring.take(ring.read())
     assert ring.find(KEY.encode()) is not None
     (tmp_path / "keys.toml").unlink()
     with pytest.raises(InvalidConfiguration):
-        ring.reload()
+        ring.take(ring.read())
     assert ring.find(KEY.encode()) is not None
 
 

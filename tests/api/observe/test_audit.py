@@ -140,7 +140,8 @@ async def test_what_a_full_disk_means_for_work_is_the_operators_choice(
     assert log.lost == 1
     assert main(["audit", str(tmp_path / "audit.jsonl")]) == 0
     shown = capsys.readouterr().out
-    assert "lost 1 events failure" in shown and shown.endswith("3 events, none changed or taken out; 1 more could not be written\n")
+    assert "lost 1 events failure" in shown
+    assert shown.endswith("3 events, none changed or taken out; 1 more could not be written\n")
 
 
 def test_a_second_server_and_what_is_no_file_are_refused(tmp_path: Path) -> None:

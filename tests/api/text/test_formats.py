@@ -9,6 +9,7 @@ import pytest
 
 from tests.api.serving import CHAT, COMPLETIONS, serving_toy
 from tripower.api.http.wire import CHAT as DECODER
+from tripower.backends.grammar import formats
 from tripower.backends.grammar.limits import CHOICES_MAX, FORMAT_BYTES_MAX, NESTING_MAX
 from tripower.runtime.engine.constraint import (
     ChoiceFormat,
@@ -54,7 +55,10 @@ def asked_for(**fields: Any) -> Any:
         ({"guided_regex": "a+"}, RegexFormat("a+")),
         ({"guided_choice": ["a", "b"]}, ChoiceFormat(("a", "b"))),
         ({"guided_grammar": LARK}, LarkFormat(LARK)),
-        ({"guided_regex": "", "guided_choice": [], "grammar": "", "json_schema": {}}, None),
+        ({"guided_regex": None, "guided_choice": None, "grammar": None, "json_schema": None, "guided_json": None}, None),
+        ({"guided_json": {}}, JsonSchemaFormat({})),
+        ({"json_schema": {}}, JsonSchemaFormat({})),
+        ({"structured_outputs": {"json": {}}}, JsonSchemaFormat({})),
         ({"grammar": GBNF}, GbnfFormat(GBNF)),
         ({"json_schema": SCHEMA}, JsonSchemaFormat(SCHEMA)),
     ],
@@ -99,6 +103,14 @@ def test_the_limits_of_a_format_are_those_of_the_compiler(name: str) -> None:
         ({"structured_outputs": {"choice": [""]}}, "structured_outputs.choice[0]"),
         ({"guided_choice": ["a", ""]}, "guided_choice"),
         ({"guided_json": "5"}, "guided_json"),
+        ({"guided_json": ""}, "guided_json"),
+        ({"guided_regex": ""}, "guided_regex"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_grammar": ""}, "guided_grammar"),
+        ({"grammar": ""}, "grammar"),
+        ({"structured_outputs": {"json": ""}}, "structured_outputs.json"),
+        ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"grammar": ""}}, "structured_outputs.grammar"),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
         ({"grammar": GBNF, "json_schema": SCHEMA}, "json_schema"),
     ],
@@ -147,3 +159,18 @@ async def test_a_format_that_cannot_be_enforced_is_refused_before_anything_is_st
         answer = await server.ask(CHAT, TALK | fields | {"stream": stream})
         assert server.actors.active() == 0
     assert answer.status == 400 and answer.error["type"] == "invalid_request_error" and len(answer.body) < 2000
+
+
+async def test_an_answer_whose_format_reaches_a_limit_is_a_bad_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "LEXER_STATES_MAX", 2000)
+    heavy = "(" + "|".join(f"[a-z ]*{letter}[a-z ]{{{60 + at}}}" for at, letter in enumerate("abcdefghij")) + ")*x{9000}"
+    async with serving_toy() as server:
+        answer = await server.ask(COMPLETIONS, {"model": "toy", "prompt": "x", "max_tokens": 600, "guided_regex": heavy})
+    assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "format_exhausted", "guided_regex")
+
+
+async def test_a_refused_schema_is_named_by_its_place_in_the_field() -> None:
+    wrapped = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"properties": {"a": {"not": {}}}}}}
+    async with serving_toy() as server:
+        answer = await server.ask(CHAT, TALK | {"response_format": wrapped})
+    assert answer.error["param"] == "response_format.json_schema.schema/properties/a/not"

@@ -7,6 +7,8 @@ import math
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.api.fake_runtime import Script, finished
 from tests.api.serving import ASK, CHAT, COMPLETIONS, Answer, serving, serving_toy
@@ -134,6 +136,18 @@ def test_parts_of_a_character_have_their_true_bytes() -> None:  # BB-023
     assert [each.token for each in told.content] == ["\\xf0", "\\x9f", "\\x98", "\\x80"]
     lists = CompletionLogprobs(ToyText(), 1).tokens([*smile(), TokenLogprobs(97, -1.0)])
     assert lists.tokens[0] == "bytes:\\xf0" and lists.text_offset == (0, 0, 0, 0, 1)
+
+
+@given(
+    pieces=st.lists(st.sampled_from([b"a", b"\xf0", b"\x9f", b"\x98", b"\x80", b"\xc3", b"\xff", b"\xe6", b"b"]), max_size=12)
+)
+@settings(deadline=None, max_examples=80)
+def test_offsets_are_those_into_the_text_with_its_replaced_characters(pieces: list[bytes]) -> None:
+    text = b"".join(pieces).decode(errors="replace")
+    lists = CompletionLogprobs(ToyText(), 0).tokens([TokenLogprobs(piece[0], -1.0) for piece in pieces])
+    for offset, name in zip(lists.text_offset, lists.tokens, strict=True):
+        assert name.startswith("bytes:") or text.startswith(name, offset)
+    assert list(lists.text_offset) == sorted(lists.text_offset)
 
 
 async def test_what_is_not_finite_never_gets_into_the_json() -> None:  # BB-022

@@ -253,4 +253,4 @@ def test_any_json_is_a_schema_or_refused_with_a_code(schema: Any) -> None:
     try:
         compile_format(JsonSchemaFormat(schema), _VOCABULARY, param="p").new_constraint().mask()
     except InvalidRequest as error:
-        assert error.code in ("invalid_schema", "unsupported_schema") and error.param == "p"
+        assert error.code in ("invalid_schema", "unsupported_schema") and (error.param or "").partition("/")[0] == "p"

@@ -178,7 +178,7 @@ REFUSED: dict[str, tuple[ChatOptions, ToolChoice, str]] = {
         ChatOptions(tools=(ToolDefinition("f", None, {"type": "string"}),)), MUST, "tools[0].function.parameters.type",
     ),
     "not enforceable": (
-        ChatOptions(tools=(CLOCK, ToolDefinition("f", None, {"not": {}}))), MUST, "tools[1].function.parameters",
+        ChatOptions(tools=(CLOCK, ToolDefinition("f", None, {"not": {}}))), MUST, "tools[1].function.parameters/not",
     ),
 }  # fmt: skip
 

@@ -38,7 +38,7 @@ def test_every_part_reports_and_keeps_its_books(part: str, first: str, run_quick
 def test_fairness_reports(run_quick: Run) -> None:
     report = run_quick(command.main, ["--model", "toy", "--only", "fairness"])
     assert [cell["name"] for cell in report["cells"]] == [
-        "first token of quiet keys, p95",
-        "first token of quiet keys, median",
-        "quiet requests denied",
+        f"{figure}, beside {peer}"
+        for peer in ("the noisy key within its share", "nobody else")
+        for figure in ("first token of quiet keys, p95", "first token of quiet keys, median", "quiet requests denied")
     ]
