@@ -16,6 +16,7 @@ import msgspec
 import trio
 
 from tripower.actors.dialogue import GenerationFinished, GenerationRequest, Timings
+from tripower.api.http.fields import NAMES_MAX
 from tripower.runtime.admission import ANYBODY, Caller
 from tripower.runtime.kernel import NEVER, DeadlineExceeded, InvalidRequest, TripowerError
 
@@ -267,8 +268,8 @@ LISTED_MAX = 20
 
 
 def _listed(names: tuple[str, ...]) -> bytes:
-    """Names for a header: as many as fit, anything but plain characters replaced."""
+    """Names for a header: as many as fit, anything but plain characters replaced. Of very many only some were kept."""
     shown = [re.sub(r"[^A-Za-z0-9_.\[\]-]", "?", name[:64]) for name in names[:LISTED_MAX]]
     if len(names) > LISTED_MAX:
-        shown.append(f"and-{len(names) - LISTED_MAX}-more")
+        shown.append("and-many-more" if len(names) >= NAMES_MAX else f"and-{len(names) - LISTED_MAX}-more")
     return ",".join(shown).encode()

@@ -183,7 +183,7 @@ async def test_thousands_of_unknown_fields_are_one_short_header() -> None:  # BB
         answer = await server.ask(CHAT, ASK | {f"field{number}" * 20: 1 for number in range(5000)})
     assert answer.status == 200
     assert len(answer.headers["x-tripower-ignored"]) < 2000
-    assert answer.headers["x-tripower-ignored"].endswith("and-4980-more")
+    assert answer.headers["x-tripower-ignored"].endswith("and-many-more")
 
 
 async def test_a_word_that_is_neither_strict_nor_lenient_is_refused() -> None:

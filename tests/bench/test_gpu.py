@@ -27,6 +27,7 @@ FAST = [
 ]
 
 
+@pytest.mark.long
 def test_the_whole_path_runs_on_the_processor(tiny_gguf: Path, run_quick: Run) -> None:
     report = run_quick(gpu.main, ["--model", str(tiny_gguf), "--device", "cpu", "--threads", "1"])
     cells = {cell["name"]: cell for cell in report["cells"]}

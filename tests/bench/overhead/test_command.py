@@ -23,6 +23,7 @@ CELLS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", command.PARTS)
 def test_every_part_reports_its_cells(part: str, run_quick: Run) -> None:
     report = run_quick(command.main, ["--only", part])
@@ -30,6 +31,7 @@ def test_every_part_reports_its_cells(part: str, run_quick: Run) -> None:
     assert {cell["name"] for cell in report["cells"]} == CELLS[part]
 
 
+@pytest.mark.long
 def test_without_pykka_its_cell_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "has_pykka", lambda: False)
     cells = kernel.kernel_cells(rounds=1, count=16, progress=lambda text: None)

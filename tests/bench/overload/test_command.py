@@ -19,6 +19,7 @@ EXACT = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("part", "first"),
     [
