@@ -35,6 +35,10 @@ SCHEMES: Mapping[str, dict[str, str]] = {
 _PARAMETER = re.compile(r"\{(\w+)\}")
 
 
+LISTED_ITEMS_MAX = 256
+"""Longest list whose bound the document tells."""
+
+
 def openapi_document(routes: Iterable[Route], prefix: str = "", *, keys: bool = False) -> dict[str, Any]:
     """The document, as plain data, for clients that see every path behind `prefix`; `keys` says whether they need one.
 
@@ -48,6 +52,7 @@ def openapi_document(routes: Iterable[Route], prefix: str = "", *, keys: bool = 
         if kind is not None
     ]
     schemas, components = msgspec.json.schema_components([ErrorBody, *_structs(types)], ref_template=REFERENCE)
+    _leave_out_long_lists([*schemas, components])
     by_type = dict(zip([ErrorBody, *_structs(types)], schemas, strict=True))
     paths: dict[str, Any] = {}
     for route, operation in described:
@@ -64,6 +69,18 @@ def openapi_document(routes: Iterable[Route], prefix: str = "", *, keys: bool = 
         "components": {"schemas": components} | ({"securitySchemes": dict(SCHEMES)} if keys else {}),
         **secured,
     }
+
+
+def _leave_out_long_lists(schema: Any) -> None:
+    """Take bounds out that only an attack meets: tools that read the document would make lists of that length, again and again."""
+    if isinstance(schema, dict):
+        if isinstance(bound := schema.get("maxItems"), int) and bound > LISTED_ITEMS_MAX:
+            del schema["maxItems"]
+        for inner in schema.values():
+            _leave_out_long_lists(inner)
+    elif isinstance(schema, list):
+        for inner in schema:
+            _leave_out_long_lists(inner)
 
 
 def _structs(types: Iterable[Any]) -> list[Any]:
@@ -107,7 +124,7 @@ def _parameters(route: Route, operation: Operation) -> list[dict[str, Any]]:
 
 
 def _responses(operation: Operation, schemas: Mapping[Any, Any]) -> dict[str, Any]:
-    content: dict[str, Any] = {name: {"schema": {"type": "string"}} for name in operation.also}
+    content: dict[str, Any] = {name: {"schema": {}} for name in operation.also}  # an event is no JSON of its own
     if operation.answer is not None:
         content = {"application/json": {"schema": _schema(operation.answer, schemas)}} | content
     out: dict[str, Any] = {"200": {"description": operation.summary, "content": content}}
