@@ -291,9 +291,3 @@ def prompt_cost(request: DelegateRequest) -> float:
 def likely_cost(request: DelegateRequest) -> float:
     """Tokens that a request may take; what it does not take is given back at its end."""
     return prompt_cost(request) + (ANSWER_TOKENS if request.max_tokens is None else request.max_tokens)
-
-
-def delegate_message(request: DelegateRequest, loaded: LoadedDelegate) -> GenerateText:
-    """The message for a request that the delegate can honour. Raises `InvalidRequest` naming what it cannot."""
-    loaded.engine.abilities.check(request, loaded.engine.info.backend)
-    return GenerateText(request)

@@ -6,11 +6,14 @@ bytes and much on the values, so a body has a limit on these: it is counted befo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import trio
 
+from tripower.api.http.exchange import Exchange
 from tripower.runtime.kernel import InvalidRequest
 
 INLINE_BYTES = 1 << 16
@@ -27,6 +30,10 @@ LISTED_MAX = 10_000
 FIELD_BYTES_MAX, SPACES_MAX = 64, 16
 """Of a name, and between it and its colon, where a refusal tells the field."""
 BACKSLASH = 0x5C
+
+SIMPLE_TYPES = (b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data")
+"""What a web page may send to a foreign server without being asked by it."""
+CHARSET = re.compile(rb"""charset *= *["']?([^"'; ]*)""")
 
 Read = TypeVar("Read")
 
@@ -46,6 +53,29 @@ async def read(body: bytes, work: Callable[[], Read]) -> Read:
         places = trio.CapacityLimiter(LONG_BODIES_AT_ONCE)
         _places.set(places)
     return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=places)
+
+
+async def decoded(exchange: Exchange, bytes_max: int, decode: Callable[..., Read]) -> tuple[bytes, Read]:
+    """The body of a request, and what `decode(body, strict=…)` makes of it. Blocks until it is here.
+
+    Raises `InvalidRequest` for a body that is too long or is called something else than JSON, and what `decode` raises.
+    """
+    check_content_type(exchange)
+    body = await exchange.body(bytes_max)
+    return body, await read(body, partial(decode, body, strict=exchange.strict))
+
+
+def check_content_type(exchange: Exchange) -> None:
+    """A body is read as JSON whatever it is called, for tools that call it nothing or a form.
+
+    Except when a browser sends it under a type for which it does not ask first: then any web page could use this server.
+    """
+    given, _, parameters = exchange.headers.get(b"content-type", b"").lower().partition(b";")
+    given = given.strip()
+    if (charset := CHARSET.search(parameters)) is not None and charset[1] not in (b"utf-8", b"utf8", b"us-ascii"):
+        raise InvalidRequest("send the body as UTF-8, the only encoding of JSON", code="unsupported_media_type", status=415)
+    if given == b"multipart/form-data" or (given in (b"", *SIMPLE_TYPES) and b"origin" in exchange.headers):
+        raise InvalidRequest("send the body as application/json", code="unsupported_media_type", status=415)
 
 
 def check_cost(body: bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 
+from tripower.actors.dialogue import GenerationFinished
 from tripower.actors.runtime import Runtime
 from tripower.api.engines import EMBEDDED
 from tripower.api.http.auth.keyring import Keyring
@@ -30,6 +31,12 @@ class Service:
     def figures(self) -> Figures:
         """The border's counters."""
         return self.keepers.figures
+
+    def count(self, exchange: Exchange, model: str, finished: GenerationFinished) -> None:
+        """An answer of a model is complete."""
+        exchange.finish(finished)
+        tokens = finished.usage.completion_tokens
+        self.figures.count_generation(model, finished.timings, tokens=tokens, reason=finished.reason)
 
     async def only_model(self) -> str:
         """The model meant by a request for text that names none: the only one there is, or the only one beside encoders.

@@ -7,6 +7,10 @@ token. After a failure comes one event that names it, then the end mark.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
 import trio
 
 from tripower.actors.dialogue import (
@@ -19,11 +23,13 @@ from tripower.actors.dialogue import (
     TokenChunk,
 )
 from tripower.api.http.answers import DONE
-from tripower.api.http.errors import error_body
+from tripower.api.http.errors import error_body, internal_error
 from tripower.api.http.exchange import Exchange, Header, Interruptible
 from tripower.api.http.text.choices import Choices
 from tripower.api.http.text.chunks import Chunks
 from tripower.runtime.kernel import TripowerError
+
+log = logging.getLogger("tripower.http")
 
 HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -31,6 +37,24 @@ HEADERS = (
     (b"x-accel-buffering", b"no"),
 )
 COMMENT = b": keep-alive\n\n"
+
+
+@asynccontextmanager
+async def failing_within(exchange: Exchange, fail: Callable[[TripowerError], Awaitable[None]]) -> AsyncIterator[None]:
+    """What goes wrong in the block once the answer has begun is told within it, by `fail`; before that it is raised."""
+    try:
+        yield
+    except TripowerError as error:
+        if not exchange.started:
+            raise
+        exchange.end = error.code
+        await fail(error)
+    except Exception:
+        if not exchange.started:
+            raise
+        log.exception("request %s failed", exchange.request_id.decode())
+        exchange.end = "internal_error"
+        await fail(internal_error(exchange.request_id))
 
 
 class EventStream:

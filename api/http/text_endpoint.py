@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,23 +12,19 @@ import trio
 
 from tripower.actors.dialogue import GenerationFinished
 from tripower.api.http.answers import Dialect
-from tripower.api.http.bodies import read
+from tripower.api.http.bodies import decoded, read
 from tripower.api.http.decoding import RequestDecoder
-from tripower.api.http.errors import internal_error
 from tripower.api.http.exchange import EXCHANGE, Exchange, Header, Interruptible
 from tripower.api.http.service import Service
-from tripower.api.http.sse import EventStream
+from tripower.api.http.sse import EventStream, failing_within
 from tripower.api.http.text.choices import Choices, choices_of
 from tripower.api.http.text.chunks import Chunks
 from tripower.api.http.text.numbers import priority_of
 from tripower.api.http.text.whole import collect, whole_answer
 from tripower.api.http.wire import Asked, ChatIn, CompletionIn, StreamOptions
-from tripower.runtime.kernel import InvalidRequest, TripowerError
+from tripower.runtime.kernel import InvalidRequest
 
 log = logging.getLogger("tripower.http")
-
-SIMPLE_TYPES = (b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data")
-"""What a web page may send to a foreign server without being asked by it."""
 
 
 class TextEndpoint:
@@ -47,10 +42,8 @@ class TextEndpoint:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         exchange: Exchange = scope[EXCHANGE]
-        check_content_type(exchange)
-        body = await exchange.body(self._service.server.max_body_bytes)
         decode: Callable[..., tuple[ChatIn | CompletionIn, tuple[str, ...]]] = self._decoder.decode
-        body_in, exchange.ignored = await read(body, partial(decode, body, strict=exchange.strict))
+        body, (body_in, exchange.ignored) = await decoded(exchange, self._service.server.max_body_bytes, decode)
         model = body_in.model or await self._service.only_model()
         asked = await read(body, partial(body_in.asked, model, priority=priority_of(exchange.headers)))
         asked = attrs.evolve(asked, requests=tuple([exchange.asks(request) for request in asked.requests]))
@@ -67,38 +60,21 @@ class TextEndpoint:
                 begin(exchange, asked, choices)
                 messages = await collect(choices, asked, running)
                 body, finished = whole_answer(self._dialect, asked, choices.generations, messages)
-        self._count(exchange, asked, finished)
+        self._service.count(exchange, asked.requests[0].model, finished)
         await exchange.answer(200, body, headers=timing_headers(exchange, finished))
 
     async def _stream(
         self, exchange: Exchange, asked: Asked, running: Interruptible, deadline: float, options: StreamOptions
     ) -> None:
         stream = EventStream(exchange, quiet_seconds=self._service.server.keep_alive_comment_s)
-        try:
+        async with failing_within(exchange, stream.fail):
             with running:
                 async with choices_of(self._service.runtime, asked, deadline) as choices:
                     begin(exchange, asked, choices)
                     chunks = Chunks(self._dialect, asked, choices.generations, options)
                     finished = await stream.follow(choices, chunks, running)
-            self._count(exchange, asked, finished)
+            self._service.count(exchange, asked.requests[0].model, finished)
             await stream.finish(chunks)
-        except TripowerError as error:
-            if not exchange.started:
-                raise
-            exchange.end = error.code
-            await stream.fail(error)
-        except Exception:
-            if not exchange.started:
-                raise
-            log.exception("request %s failed", exchange.request_id.decode())
-            exchange.end = "internal_error"
-            await stream.fail(internal_error(exchange.request_id))
-
-    def _count(self, exchange: Exchange, asked: Asked, finished: GenerationFinished) -> None:
-        exchange.finish(finished)
-        self._service.figures.count_generation(
-            asked.requests[0].model, finished.timings, tokens=finished.usage.completion_tokens, reason=finished.reason
-        )
 
 
 def begin(exchange: Exchange, asked: Asked, choices: Choices) -> None:
@@ -124,19 +100,3 @@ def timing_headers(exchange: Exchange, finished: GenerationFinished) -> list[Hea
     )
     took = 1000 * (trio.current_time() - exchange.began)
     return [(b"server-timing", parts), (b"openai-processing-ms", b"%d" % took)]
-
-
-CHARSET = re.compile(rb"""charset *= *["']?([^"'; ]*)""")
-
-
-def check_content_type(exchange: Exchange) -> None:
-    """A body is read as JSON whatever it is called, for tools that call it nothing or a form.
-
-    Except when a browser sends it under a type for which it does not ask first: then any web page could use this server.
-    """
-    given, _, parameters = exchange.headers.get(b"content-type", b"").lower().partition(b";")
-    given = given.strip()
-    if (charset := CHARSET.search(parameters)) is not None and charset[1] not in (b"utf-8", b"utf8", b"us-ascii"):
-        raise InvalidRequest("send the body as UTF-8, the only encoding of JSON", code="unsupported_media_type", status=415)
-    if given == b"multipart/form-data" or (given in (b"", *SIMPLE_TYPES) and b"origin" in exchange.headers):
-        raise InvalidRequest("send the body as application/json", code="unsupported_media_type", status=415)

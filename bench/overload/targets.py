@@ -9,7 +9,6 @@ TIMES = 10.0
 NOISY_TIMES = 50.0
 """What the noisy key asks for, in terms of its share."""
 NONE = Target("ours", "<=", 0)
-ALL = Target("ours", ">=", 1.0)
 THROUGHPUT = Target("ratio", ">=", 0.95)
 REFUSAL_MS = Target("ours", "<=", 50.0)
 FIRST_TOKEN = Target("ratio", "<=", 1.3)

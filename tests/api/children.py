@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -82,8 +82,15 @@ class Child:
 @contextmanager
 def running(home: Path, *arguments: str, variables: Mapping[str, str] | None = None) -> Iterator[Child]:
     """Start a command, and kill it at the end of the block if it is still there."""
+    with started([*COMMAND, *arguments], home, variables) as child:
+        yield child
+
+
+@contextmanager
+def started(command: Sequence[str], home: Path, variables: Mapping[str, str] | None = None) -> Iterator[Child]:
+    """Start any program, and kill it at the end of the block if it is still there."""
     with subprocess.Popen(
-        [*COMMAND, *arguments],
+        command,
         env=environment(home, **(variables or {})),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

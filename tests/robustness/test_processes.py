@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.api.children import PATIENCE, Child, environment
+from tests.api.children import PATIENCE, started
 from tests.api.test_cli_serve import rest_of, serving, streaming
 from tripower.api.cli import exit_codes
 
@@ -43,24 +40,6 @@ with tempfile.TemporaryFile() as out, _child([*COMMAND, sys.argv[1], sys.argv[1]
 """
 
 
-@contextmanager
-def program(text: str, home: Path, *arguments: str) -> Iterator[Child]:
-    """A Python program in a child, killed at the end of the block if it is still there."""
-    command = [sys.executable, "-c", text, *arguments]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, env=environment(home), stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
-    ) as process:
-        child = Child(process)
-        gathering = threading.Thread(target=child.gather)
-        gathering.start()
-        try:
-            yield child
-        finally:
-            process.kill()
-            gathering.join(PATIENCE)
-
-
 # BB-083
 @pytest.mark.parametrize(
     ("death", "status"),
@@ -70,7 +49,7 @@ def program(text: str, home: Path, *arguments: str) -> Iterator[Child]:
     ],
 )
 def test_a_service_whose_engine_is_dead_ends_with_a_failure(death: str, status: int, tmp_path: Path) -> None:
-    with program(DYING.format(death=death), tmp_path) as child:
+    with started([sys.executable, "-c", DYING.format(death=death)], tmp_path) as child:
         url = child.read_until("listens at ").split()[-1]
         child.read_until("curl ")
         while child.process.poll() is None:
@@ -108,7 +87,7 @@ def test_the_child_that_tries_a_library_ends_with_the_service(number: signal.Sig
     pytest.importorskip("cffi")
     endless = tmp_path / "endless"
     os.mkfifo(endless)
-    with program(PROBING, tmp_path, str(endless)) as parent:
+    with started([sys.executable, "-c", PROBING, str(endless)], tmp_path) as parent:
         assert parent.process.stdout is not None
         probing = psutil.Process(int(parent.process.stdout.readline()))
         parent.process.send_signal(number)

@@ -17,18 +17,17 @@ import msgspec
 
 from tripower.actors.dialogue import GenerationRequest
 from tripower.actors.generation import Generation
-from tripower.api.http.bodies import read
+from tripower.api.http.bodies import decoded, read
 from tripower.api.http.dialects.decoding import DialectDecoder
 from tripower.api.http.dialects.following import Following
 from tripower.api.http.dialects.parts import PartEvent
 from tripower.api.http.dialects.stream import PartStream
 from tripower.api.http.dialects.thinking import ThinkingWish, template_arguments, template_of
-from tripower.api.http.errors import internal_error
 from tripower.api.http.exchange import EXCHANGE, Exchange, Header, Interruptible
 from tripower.api.http.fields import refuse_unknown
 from tripower.api.http.service import Service
+from tripower.api.http.sse import failing_within
 from tripower.api.http.text.numbers import priority_of
-from tripower.api.http.text_endpoint import check_content_type
 from tripower.runtime.kernel import InvalidRequest, TripowerError
 
 log = logging.getLogger("tripower.http")
@@ -106,9 +105,7 @@ class DialectEndpoint(Generic[Asked]):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         exchange: Exchange = scope[EXCHANGE]
-        check_content_type(exchange)
-        body = await exchange.body(self._service.server.max_body_bytes)
-        asked, unknown = await read(body, partial(self._decoder.decode, body, strict=exchange.strict))
+        body, (asked, unknown) = await decoded(exchange, self._service.server.max_body_bytes, self._decoder.decode)
         self._ignore(exchange, *unknown, *asked.ignored())
         model = asked.model or await self._service.only_model()
         request = await read(body, partial(asked.generation, model))
@@ -145,7 +142,12 @@ class DialectEndpoint(Generic[Asked]):
         self, exchange: Exchange, asked: Asked, request: GenerationRequest, running: Interruptible, deadline: float
     ) -> None:
         stream: PartStream | None = None
-        try:
+
+        async def fail(error: TripowerError) -> None:
+            assert stream is not None, "nothing else begins the answer"
+            await stream.fail(error)
+
+        async with failing_within(exchange, fail):
             with running:
                 async with AsyncExitStack() as stack:
                     request, generation = await self._enter(stack, exchange, asked, request, deadline)
@@ -155,17 +157,6 @@ class DialectEndpoint(Generic[Asked]):
                     await stream.follow()
             self._count(exchange, request, stream.following)
             await stream.finish()
-        except TripowerError as error:
-            if stream is None or not exchange.started:
-                raise
-            exchange.end = error.code
-            await stream.fail(error)
-        except Exception:
-            if stream is None or not exchange.started:
-                raise
-            log.exception("request %s failed", exchange.request_id.decode())
-            exchange.end = "internal_error"
-            await stream.fail(internal_error(exchange.request_id))
 
     async def _enter(
         self, stack: AsyncExitStack, exchange: Exchange, asked: Asked, request: GenerationRequest, deadline: float
@@ -208,10 +199,7 @@ class DialectEndpoint(Generic[Asked]):
     def _count(self, exchange: Exchange, request: GenerationRequest, following: Following) -> None:
         finished = following.finished
         assert finished is not None, "only complete answers are counted"
-        exchange.finish(finished)
-        self._service.figures.count_generation(
-            request.model, finished.timings, tokens=finished.usage.completion_tokens, reason=finished.reason
-        )
+        self._service.count(exchange, request.model, finished)
 
 
 def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:

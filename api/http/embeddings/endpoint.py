@@ -8,12 +8,11 @@ from typing import Any
 import msgspec
 import trio
 
-from tripower.api.http.bodies import read
+from tripower.api.http.bodies import decoded, read
 from tripower.api.http.embeddings.answer import embeddings_answer
 from tripower.api.http.embeddings.request import EMBEDDINGS
 from tripower.api.http.exchange import EXCHANGE, Exchange
 from tripower.api.http.service import Service
-from tripower.api.http.text_endpoint import check_content_type
 
 INLINE_VALUES = 1 << 15
 """More values than this are written in a worker thread, so that they do not hold up the loop."""
@@ -27,9 +26,7 @@ class EmbeddingsEndpoint:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         exchange: Exchange = scope[EXCHANGE]
-        check_content_type(exchange)
-        body = await exchange.body(self._service.server.max_body_bytes)
-        asked, exchange.ignored = await read(body, partial(EMBEDDINGS.decode, body, strict=exchange.strict))
+        body, (asked, exchange.ignored) = await decoded(exchange, self._service.server.max_body_bytes, EMBEDDINGS.decode)
         as_base64 = asked.as_base64()
         request = msgspec.structs.replace(await read(body, asked.embedding), caller=exchange.caller)
         exchange.model = request.model

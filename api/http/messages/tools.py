@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from tripower.api.http.dialects.decoding import unsupported
-from tripower.api.http.responses.tools import check_names, required
+from tripower.api.http.dialects.tools import check_names, required
 from tripower.runtime.engine import ToolChoice, ToolDefinition
 from tripower.runtime.kernel import InvalidRequest
 

@@ -15,9 +15,9 @@ import trio
 from msgspec import UNSET, UnsetType
 
 from tripower.api.http.answers import encode
+from tripower.api.http.bodies import check_content_type
 from tripower.api.http.exchange import CLIENT_LEFT, EXCHANGE, Exchange
 from tripower.api.http.service import Service
-from tripower.api.http.text_endpoint import check_content_type
 from tripower.runtime.kernel import InvalidRequest, TripowerError
 
 

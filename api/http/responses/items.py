@@ -13,8 +13,8 @@ import msgspec
 from msgspec import Meta
 
 from tripower.api.http.bodies import LISTED_MAX
-from tripower.api.http.dialects.arguments import object_text
 from tripower.api.http.dialects.decoding import unsupported
+from tripower.api.http.text.arguments import object_text
 from tripower.api.http.text.messages import CALLS_MAX, NAME
 from tripower.runtime.engine import ChatMessage, ToolCall
 from tripower.runtime.kernel import InvalidRequest

@@ -7,9 +7,8 @@ from typing import Any
 import msgspec
 
 from tripower.api.http.dialects.decoding import unsupported
-from tripower.api.http.text.nesting import check_depth
+from tripower.api.http.dialects.tools import check_names, required
 from tripower.runtime.engine import ToolChoice, ToolDefinition
-from tripower.runtime.engine.tool_names import check_tool_name
 from tripower.runtime.kernel import InvalidRequest
 
 
@@ -43,18 +42,6 @@ def _definition(path: str, tool: FunctionIn) -> ToolDefinition:
     return ToolDefinition(tool.name, tool.description, tool.parameters, bool(tool.strict))
 
 
-def check_names(tools: tuple[ToolDefinition, ...]) -> tuple[ToolDefinition, ...]:
-    """Each name once and such as tools have, and no schema too deep. Raises `InvalidRequest`."""
-    names: set[str] = set()
-    for index, tool in enumerate(tools):
-        check_tool_name(tool.name, f"tools[{index}].name")
-        check_depth(tool.parameters, f"tools[{index}]")
-        if tool.name in names:
-            raise InvalidRequest(f"tools[{index}].name: {tool.name} is there twice", param=f"tools[{index}].name")
-        names.add(tool.name)
-    return tools
-
-
 def tool_choice(choice: str | NamedToolIn | None, tools: tuple[ToolDefinition, ...], *, parallel: bool) -> ToolChoice:
     """Raises `InvalidRequest` for a choice that these tools do not allow."""
     match choice:
@@ -70,12 +57,3 @@ def tool_choice(choice: str | NamedToolIn | None, tools: tuple[ToolDefinition, .
             raise unsupported(f"tool_choice.type: {choice.type[:40]}", "use auto, none, required or a function's name")
         case _:
             raise InvalidRequest("tool_choice is auto, none, required or a function", param="tool_choice")
-
-
-def required(tools: tuple[ToolDefinition, ...], name: str | None, *, parallel: bool) -> ToolChoice:
-    """A tool must be called: any of them, or the one with this name. Raises `InvalidRequest` where there is none."""
-    if not tools:
-        raise InvalidRequest("tool_choice asks for a call, and there are no tools", param="tool_choice")
-    if name is not None and name not in [tool.name for tool in tools]:
-        raise InvalidRequest(f"tool_choice.name: there is no tool {name[:64]!r}", param="tool_choice.name")
-    return ToolChoice(mode="required", name=name, parallel=parallel)

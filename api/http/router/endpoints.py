@@ -7,18 +7,16 @@ whoever asks next.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import msgspec
 
 from tripower.api.http.answers import encode
 from tripower.api.http.auth.middleware import require_admin
-from tripower.api.http.bodies import read
+from tripower.api.http.bodies import decoded
 from tripower.api.http.decoding import RequestDecoder
 from tripower.api.http.exchange import EXCHANGE, Exchange
 from tripower.api.http.service import Service
-from tripower.api.http.text_endpoint import check_content_type
 
 
 class ModelIn(msgspec.Struct, frozen=True):
@@ -49,9 +47,7 @@ class _ModelEndpoint:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         exchange: Exchange = scope[EXCHANGE]
         require_admin(exchange, self._service)
-        check_content_type(exchange)
-        body = await exchange.body(self._service.server.max_body_bytes)
-        asked, exchange.ignored = await read(body, partial(MODEL.decode, body, strict=exchange.strict))
+        _, (asked, exchange.ignored) = await decoded(exchange, self._service.server.max_body_bytes, MODEL.decode)
         deadline = exchange.deadline(self._service.scheduler.deadline_max_s)
         with exchange.interruptible(deadline):
             await self._do(asked.model, deadline)

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from tripower.api.http.bodies import LISTED_MAX
+from tripower.api.http.text.arguments import object_text
 from tripower.api.http.text.nesting import check_depth
 from tripower.runtime.engine import ChatMessage, ToolCall
 from tripower.runtime.kernel import InvalidRequest
@@ -175,13 +176,6 @@ def _arguments(path: str, given: str | dict[str, Any] | None) -> str:
     if not given:
         return "{}"
     if isinstance(given, str):
-        try:
-            plain = msgspec.json.decode(given)
-        except (msgspec.DecodeError, RecursionError, UnicodeError):
-            plain = None
-        if not isinstance(plain, dict):
-            raise InvalidRequest(f"{param}: is not the text of a JSON object", param=param)
-    else:
-        plain = given
-    check_depth(plain, param)
-    return given if isinstance(given, str) else msgspec.json.encode(given).decode()
+        return object_text(param, given)
+    check_depth(given, param)
+    return msgspec.json.encode(given).decode()

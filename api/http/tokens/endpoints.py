@@ -14,13 +14,12 @@ from tripower.actors.preparation import size_of
 from tripower.actors.request_checks import check_options
 from tripower.actors.template_variables import known_variables
 from tripower.api.http.answers import encode
-from tripower.api.http.bodies import read
+from tripower.api.http.bodies import decoded, read
 from tripower.api.http.decoding import RequestDecoder
 from tripower.api.http.dialects.decoding import DialectDecoder
 from tripower.api.http.exchange import EXCHANGE, Exchange
 from tripower.api.http.service import Service
 from tripower.api.http.text.chat_options import HasChatOptions, options_of
-from tripower.api.http.text_endpoint import check_content_type
 from tripower.api.http.tokens import answers
 from tripower.api.http.tokens.requests import ApplyTemplateIn, DetokenizeIn, TokenizeIn
 from tripower.api.http.tokens.work import TextWork
@@ -94,10 +93,8 @@ class TokenEndpoint(Generic[Asked]):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         exchange: Exchange = scope[EXCHANGE]
-        check_content_type(exchange)
-        body = await exchange.body(self._service.server.max_body_bytes)
         decode: Callable[..., tuple[Asked, tuple[str, ...]]] = self._decoder.decode
-        asked, exchange.ignored = await read(body, partial(decode, body, strict=exchange.strict))
+        body, (asked, exchange.ignored) = await decoded(exchange, self._service.server.max_body_bytes, decode)
         asked.check()
         question = await read(body, partial(self._ask, asked))
         deadline = exchange.deadline(self._service.scheduler.deadline_max_s)

@@ -17,6 +17,6 @@ def object_text(path: str, text: str) -> str:
     except (msgspec.DecodeError, RecursionError, UnicodeError):
         plain = None
     if not isinstance(plain, dict):
-        raise InvalidRequest(f"{path} is not the text of a JSON object", param=path)
+        raise InvalidRequest(f"{path}: is not the text of a JSON object", param=path)
     check_depth(plain, path)
     return text
