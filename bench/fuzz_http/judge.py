@@ -57,7 +57,12 @@ def fault_of(case: Case, reply: Reply) -> str:
 
 
 def read_reply(data: bytes) -> Reply:
-    """The first answer of all that came on a connection. HTTP/2 is not looked at, but for a fault of ours in its text."""
+    """The first answer of all that came on a connection, past interim ones: a client that has ended its side may get `100 Continue`.
+
+    HTTP/2 is not looked at, but for a fault of ours in its text.
+    """
+    while data.startswith(b"HTTP/1.1 100 "):
+        data = data.partition(b"\r\n\r\n")[2]
     if not data.startswith(b"HTTP/1.1 "):
         return NOTHING if INTERNAL not in data else Reply(500, {}, data)
     head, _, body = data.partition(b"\r\n\r\n")

@@ -57,6 +57,13 @@ def test_the_first_answer_of_a_connection_is_read_and_a_fault_in_any_of_them_see
     assert read_reply(b"\x00\x00\x12\x04\x00") == NOTHING
 
 
+def test_an_interim_answer_is_not_the_answer() -> None:
+    interim = b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert read_reply(interim * 2 + b"HTTP/1.1 200 \r\n\r\n{}") == Reply(200, {}, b"{}")
+    assert read_reply(interim) == NOTHING
+    assert read_reply(b"HTTP/1.1 101 \r\n\r\n").status == 101
+
+
 @pytest.mark.parametrize(
     ("log", "count"),
     [
