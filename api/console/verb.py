@@ -1,0 +1,56 @@
+"""What a verb of the console is, and what verbs look at."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeAlias
+
+import attrs
+from rich.console import RenderableType
+
+from tripower.actors.runtime import Runtime
+from tripower.api.http.exchange import Exchange
+
+VERB_SECONDS = 10.0
+"""What one verb may take, unless it says otherwise. A stream may last for ever."""
+
+
+@attrs.define(kw_only=True, eq=False)
+class Subject:
+    """The process that is looked at. What is not there (a library has no listener) is None or empty, and verbs say so."""
+
+    runtime: Runtime
+    active: set[Exchange] = attrs.Factory(set)
+    """HTTP requests whose answer is not complete."""
+    drain: Callable[[], None] | None = None
+    """Begin to shut down, as the first SIGTERM does. Synchronous."""
+    python: bool = True
+    """Whether `py` is answered."""
+
+
+Run: TypeAlias = Callable[[Subject, Sequence[str]], Awaitable[Any]]
+Stream: TypeAlias = Callable[[Subject, Sequence[str]], AsyncIterator[Any]]
+
+
+@attrs.frozen(kw_only=True)
+class Verb:
+    """One word of the console. `run` answers once, `stream` goes on until the client has enough: exactly one of them is given.
+
+    Both take the words after the verb, run in the server's Trio loop, never hold it for more than 2 ms at once, return what msgspec encodes
+    to JSON, and raise `TripowerError` for what cannot be done.
+    """
+
+    name: str
+    summary: str
+    """One line for `help`."""
+    usage: str = ""
+    """The arguments, as in `REQUEST [SECONDS]`."""
+    run: Run | None = None
+    stream: Stream | None = None
+    answer: Any = Any
+    """The type of the answer, or of each item of the stream: what clients decode it as."""
+    show: Callable[[Any], RenderableType] = str
+    """What people see of an answer, or of an item. Runs in the client."""
+    complete: Callable[[Subject], Sequence[str]] = lambda subject: ()
+    """Words that the next argument could be."""
+    seconds: float = VERB_SECONDS
