@@ -32,7 +32,7 @@ def delegate_question(loaded: LoadedDelegate, request: GenerationRequest) -> Gen
         traceparent=request.traceparent,
     )
     loaded.engine.abilities.check(asking, info.backend)
-    return GenerateText(asking, request.caller, request.priority)
+    return GenerateText(asking, request.caller, request.priority, request.request_id)
 
 
 def refuse_rows_only(request: GenerationRequest, backend: str) -> None:

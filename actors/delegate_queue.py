@@ -20,7 +20,24 @@ import trio
 
 from tripower.actors.dialogue import Failed, GenerationEvent, GenerationFinished, GenerationStarted, Timings, TokenChunk, Usage
 from tripower.actors.queue_books import QueueBooks, SeatBooks
-from tripower.actors.queueing import AnswerParts, DrainQueue, Enqueued, Leave, QueueLimits, QueueStatistics, SettleQueue
+from tripower.actors.queueing import (
+    AnswerParts,
+    CancelTicket,
+    DrainQueue,
+    Enqueued,
+    FollowTicket,
+    IdentityStatistics,
+    Leave,
+    QueueLimits,
+    QueueStatistics,
+    SettleQueue,
+    TicketCancelled,
+    TicketFollowed,
+    cancellation,
+    not_there,
+)
+from tripower.actors.request_paths import RequestPath, queued_path
+from tripower.actors.request_tap import TappedOutlet
 from tripower.backends.text.stream import StopMatcher
 from tripower.runtime.admission import ANYBODY, Caller, Gate
 from tripower.runtime.engine import DelegateEnd, DelegateEvent, DelegateRequest, LoadedDelegate
@@ -51,6 +68,7 @@ class GenerateText(Ask[Enqueued], frozen=True):
     request: DelegateRequest
     caller: Caller = ANYBODY
     priority: int = 0
+    request_id: str = ""
 
 
 class StreamClosed(Message, frozen=True):
@@ -61,7 +79,7 @@ class StreamClosed(Message, frozen=True):
     """Tokens that it took, about."""
 
 
-Command = GenerateText | Leave | StreamClosed | DrainQueue | SettleQueue
+Command = GenerateText | Leave | StreamClosed | DrainQueue | SettleQueue | CancelTicket | FollowTicket
 
 
 @attrs.define(eq=False)
@@ -74,6 +92,9 @@ class _Stream:
     deadline: float
     arrived_at: float
     stops: StopMatcher | None
+    caller: Caller = ANYBODY
+    request_id: str = ""
+    priority: int = 0
     scope: trio.CancelScope = attrs.Factory(trio.CancelScope)
     seated: bool = False
     seated_at: float = 0.0
@@ -82,6 +103,22 @@ class _Stream:
     tokens: int = 0
     begun: bool = False
     end: DelegateEnd | None = None
+
+    def path(self, model: str, now: float) -> RequestPath:
+        """Where it is at a time. How long its prompt is, only the delegate knows."""
+        return queued_path(
+            model=model,
+            request_id=self.request_id,
+            caller=self.caller,
+            priority=self.priority,
+            deadline=self.deadline,
+            arrived_at=self.arrived_at,
+            seated_at=self.seated_at if self.seated else None,
+            first_at=self.first_piece_at,
+            now=now,
+            generated_tokens=self.tokens,
+            tokens_max=self.request.max_tokens or 0,
+        )
 
 
 class DelegateQueueActor(Actor[Command]):
@@ -117,6 +154,10 @@ class DelegateQueueActor(Actor[Command]):
                 return self._books.drain(self.envelope, quiet=self._quiet)
             case SettleQueue():
                 return self._books.settle(self.envelope, self._live)
+            case CancelTicket():
+                return self._cancel(message)
+            case FollowTicket():
+                return self._follow_ticket(message)
         assert_never(message)
 
     @property
@@ -150,7 +191,8 @@ class DelegateQueueActor(Actor[Command]):
             self._fail(self._live[displaced], error)
         parts: AnswerParts = self.envelope.live
         stops = StopMatcher(message.request.stop) if message.request.stop else None
-        stream = _Stream(ticket, message.request, parts.outlet, self.envelope.deadline, now, stops)
+        stream = _Stream(ticket, message.request, parts.outlet, self.envelope.deadline, now, stops, message.caller)
+        stream.request_id, stream.priority = message.request_id, message.priority
         self._live[ticket] = stream
         if seated:
             self._seat(stream, now)
@@ -159,6 +201,8 @@ class DelegateQueueActor(Actor[Command]):
     def _seat(self, stream: _Stream, now: float) -> None:
         stream.seated, stream.seated_at = True, now
         stream.scope.deadline = stream.deadline
+        if not self._runs.running:
+            self._books.moved_at = now
         self._runs.join()
         self.start_soon(self._run, stream, name=f"stream {stream.ticket}")
 
@@ -167,11 +211,35 @@ class DelegateQueueActor(Actor[Command]):
         if stream is None:
             return
         self._books.count_left(expired=message.expired)
+        self._books.count_emitted(stream.caller, stream.tokens)
         stream.outlet.leave()
+        self._let_go(stream, expired=message.expired)
+
+    def _let_go(self, stream: _Stream, *, expired: bool) -> None:
+        """Nobody listens to a stream any more: its seat is free when it has closed, its waiting place at once."""
         if stream.seated:
-            stream.scope.cancel(reason="the caller has left")  # the seat is free when the stream has closed
+            stream.scope.cancel(reason="the caller has left")
         else:
-            self.gate.leave(stream.ticket, expired=message.expired)
+            self.gate.leave(stream.ticket, expired=expired)
+
+    def _cancel(self, message: CancelTicket) -> TicketCancelled:
+        stream = self._live.pop(message.ticket, None)
+        if stream is None:
+            raise not_there(self._model, message.ticket)
+        self._books.count_left(expired=False)
+        self._books.count_emitted(stream.caller, stream.tokens)
+        self._say(stream, Failed.of(cancellation()))
+        stream.outlet = Outlet(0)
+        stream.outlet.leave()  # for what the delegate says before it hears of it
+        self._let_go(stream, expired=False)
+        return TicketCancelled()
+
+    def _follow_ticket(self, message: FollowTicket) -> TicketFollowed:
+        stream = self._live.get(message.ticket)
+        if stream is None:
+            raise not_there(self._model, message.ticket)
+        stream.outlet = TappedOutlet(stream.outlet, self.envelope.live, message.ticket, stream.deadline)
+        return TicketFollowed(stream.path(self._model, trio.current_time()))
 
     def _admit_waiting(self) -> None:
         now = trio.current_time()
@@ -208,6 +276,7 @@ class DelegateQueueActor(Actor[Command]):
         raise DeviceFailed(f"the delegate of {self._model} ended its answer without a reason", code="delegate_truncated")
 
     def _take(self, stream: _Stream, event: DelegateEvent) -> None:
+        self._books.moved_at = trio.current_time()
         if isinstance(event, DelegateEnd):
             stream.end = event
             return
@@ -256,22 +325,43 @@ class DelegateQueueActor(Actor[Command]):
         )
         first = now if stream.first_piece_at is None else stream.first_piece_at
         timings = Timings(stream.seated_at - stream.arrived_at, first - stream.seated_at, now - first)
+        self._books.count_answer(timings, usage.completion_tokens)
+        self._books.count_emitted(stream.caller, stream.tokens)
         held = "" if stream.stops is None or stream.stops.matched is not None else stream.stops.flush()
         self._say(stream, GenerationFinished(end.reason, held, usage, timings))
 
     def _fail(self, stream: _Stream, error: TripowerError) -> None:
         del self._live[stream.ticket]
         self._books.count_failed(error)
+        self._books.count_emitted(stream.caller, stream.tokens)
         self._say(stream, Failed.of(error))
 
     def is_live(self, ticket: int) -> bool:
         """Whether a request still waits or runs here."""
         return ticket in self._live
 
+    def live_tickets(self) -> list[int]:
+        """See `RemembersRequests`."""
+        return list(self._live)
+
+    def request_path(self, ticket: int, now: float) -> RequestPath | None:
+        """See `RemembersRequests`."""
+        stream = self._live.get(ticket)
+        return None if stream is None else stream.path(self._model, now)
+
+    def identities(self) -> list[IdentityStatistics]:
+        """See `KnowsIdentities`."""
+        return self._books.identities((stream.caller, stream.tokens) for stream in self._live.values())
+
     def statistics(self) -> QueueStatistics:
         """Streams count as members; the steps are the delegate's own affair."""
         runs = self._runs
-        return self._books.statistics(live=len(self._live), step_running=runs.running > 0, batch=runs.statistics())
+        return self._books.statistics(
+            live=len(self._live),
+            step_running=runs.running > 0,
+            batch=runs.statistics(),
+            emitting=sum(stream.tokens for stream in self._live.values()),
+        )
 
 
 TOKEN_CHARACTERS = 4

@@ -133,6 +133,14 @@ class DeviceStatistics(msgspec.Struct, frozen=True):
     boundaries: int
     quiet_seconds: float
     """Time since the lane's last boundary, while it has work."""
+    job: str = ""
+    """What the lane works on, or this device's oldest job while it is between two; empty when idle."""
+    job_seconds: float = 0.0
+    """Since that job was submitted; 0 where it is another runtime's."""
+    thread_id: int = 0
+    """Of the lane, as `threading.get_ident` counts; 0 where it has none of its own."""
+    busy_seconds: float = 0.0
+    """How long it has had work, all in all."""
 
 
 class DeviceActor(Actor[Command]):
@@ -149,6 +157,7 @@ class DeviceActor(Actor[Command]):
         self._jobs_done = self._jobs_failed = self._steps = 0
         self._wedged = False
         self._moved_at = 0.0
+        self._busy_since = self._busy_seconds = 0.0
         self._quiet = trio.Event()
         self._pump = trio.CancelScope(shield=True)
 
@@ -215,6 +224,8 @@ class DeviceActor(Actor[Command]):
     ) -> LaneJob:
         def done(result: Any, error: BaseException | None) -> None:
             del self._jobs[job]
+            if not self._jobs:
+                self._busy_seconds += trio.current_time() - self._busy_since
             self._jobs_done += 1
             self._jobs_failed += error is not None
             on_done(result, None if error is None else self._mapped(name, error))
@@ -222,8 +233,8 @@ class DeviceActor(Actor[Command]):
                 self._quiet.set()
 
         if not self._jobs:
-            self._moved_at = trio.current_time()
-        job = LaneJob(name, work, done, on_progress, request_stop, request_turn)
+            self._moved_at = self._busy_since = trio.current_time()
+        job = LaneJob(name, work, done, on_progress, request_stop, request_turn, since=trio.current_time())
         self._jobs[job] = stoppable
         self._port.submit(job)
         return job
@@ -333,6 +344,7 @@ class DeviceActor(Actor[Command]):
         return LATER
 
     def statistics(self) -> DeviceStatistics:
+        job = (self._port.current() or next(iter(self._jobs))) if self._jobs else None
         return DeviceStatistics(
             device=self._device,
             state="wedged" if self._wedged else "busy" if self._jobs else "idle",
@@ -342,6 +354,10 @@ class DeviceActor(Actor[Command]):
             steps=self._steps,
             boundaries=self._port.boundaries(),
             quiet_seconds=trio.current_time() - self._moved_at if self._jobs else 0.0,
+            job=job.name if job else "",
+            job_seconds=trio.current_time() - job.since if job in self._jobs else 0.0,
+            thread_id=self._port.thread_id,
+            busy_seconds=self._busy_seconds + (trio.current_time() - self._busy_since if self._jobs else 0.0),
         )
 
 

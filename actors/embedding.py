@@ -41,6 +41,8 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     truncate: int | None = None
     """Keep so many tokens of a longer input, its beginning; `WHOLE`: as many as the model takes. None: refuse what is too long."""
     caller: Caller = ANYBODY
+    request_id: str = ""
+    """Whatever whoever asks calls it."""
 
     def inputs(self) -> list[tuple[str, Input]]:
         """Each with what refusals call it. Raises `InvalidRequest` for a mixture of ids and texts on one level."""
@@ -88,7 +90,7 @@ async def _embed(find: FindReady, request: EmbeddingRequest, deadline: float) ->
     dimensions = _dimensions(request, loaded)
     rows = await _rows_in_time(request, loaded, deadline)
     vectors = np.empty((len(rows), loaded.engine.dimensions), np.float32)
-    embedded = await ready.queue.ask(Embed(rows, request.caller), deadline=deadline, live=vectors)
+    embedded = await ready.queue.ask(Embed(rows, request.caller, request.request_id), deadline=deadline, live=vectors)
     return Embeddings(
         request.model,
         cut_vectors(vectors, dimensions),

@@ -16,8 +16,24 @@ import attrs
 import trio
 
 from tripower.actors.device import EncodeRows, EncodingOrder
+from tripower.actors.dialogue import Failed
 from tripower.actors.queue_books import QueueBooks, SeatBooks
-from tripower.actors.queueing import DrainQueue, QueueLimits, QueueStatistics, SettleQueue
+from tripower.actors.queueing import (
+    CancelTicket,
+    DrainQueue,
+    FollowTicket,
+    IdentityStatistics,
+    Leave,
+    QueueLimits,
+    QueueStatistics,
+    SettleQueue,
+    TicketCancelled,
+    TicketFollowed,
+    cancellation,
+    not_there,
+)
+from tripower.actors.request_paths import RequestPath, queued_path
+from tripower.actors.request_tap import Tap
 from tripower.runtime.admission import ANYBODY, Caller, Gate
 from tripower.runtime.engine.encoder import LoadedEncoder, Vectors
 from tripower.runtime.kernel import (
@@ -37,6 +53,7 @@ class Embed(Ask["Embedded"], frozen=True):
 
     rows: tuple[tuple[int, ...], ...]
     caller: Caller = ANYBODY
+    request_id: str = ""
 
 
 class Embedded(Message, frozen=True):
@@ -52,7 +69,7 @@ class EncodingEnded(Message, frozen=True):
     ticket: int
 
 
-Command = Embed | EncodingEnded | DrainQueue | SettleQueue
+Command = Embed | EncodingEnded | DrainQueue | SettleQueue | CancelTicket | FollowTicket
 
 
 @attrs.define(eq=False)
@@ -64,9 +81,29 @@ class _Request:
     vectors: Vectors
     envelope: Envelope
     arrived_at: float
+    caller: Caller
+    request_id: str
+    tokens: int
     seated_at: float = 0.0
     seated: bool = False
     scope: trio.CancelScope = attrs.Factory(trio.CancelScope)
+    taps: list[Tap] = attrs.Factory(list)
+    """Who wants to hear how it ends."""
+
+    def path(self, model: str, now: float) -> RequestPath:
+        """Where it is at a time. All that it has are its rows: they are its prompt."""
+        return queued_path(
+            model=model,
+            request_id=self.request_id,
+            caller=self.caller,
+            priority=0,
+            deadline=self.envelope.deadline,
+            arrived_at=self.arrived_at,
+            seated_at=self.seated_at if self.seated else None,
+            first_at=None,
+            now=now,
+            prompt_tokens=self.tokens,
+        )
 
 
 class EmbeddingQueueActor(Actor[Command]):
@@ -106,6 +143,10 @@ class EmbeddingQueueActor(Actor[Command]):
                 return self._books.drain(self.envelope, quiet=self._quiet)
             case SettleQueue():
                 return self._books.settle(self.envelope, self._live)
+            case CancelTicket():
+                return self._cancel(message)
+            case FollowTicket():
+                return self._follow(message)
         assert_never(message)
 
     @property
@@ -128,7 +169,9 @@ class EmbeddingQueueActor(Actor[Command]):
         ticket, seated = self._books.arrive(now=now, deadline=envelope.deadline, caller=message.caller, cost=cost)
         for displaced, error in self._books.take_displaced():
             self._fail(self._live.pop(displaced), error)
-        request = self._live[ticket] = _Request(ticket, message.rows, envelope.live, envelope, now)
+        request = self._live[ticket] = _Request(
+            ticket, message.rows, envelope.live, envelope, now, message.caller, message.request_id, cost
+        )
         envelope.on_abandon = lambda: self._abandon(request)
         if seated:
             self._seat(request, now)
@@ -140,11 +183,33 @@ class EmbeddingQueueActor(Actor[Command]):
             return
         expired = trio.current_time() >= request.envelope.deadline
         self._books.count_left(expired=expired)
+        for tap in request.taps:
+            tap.hear(request.ticket, Leave(request.ticket, expired))
+        self._let_go(request, expired=expired)
+
+    def _let_go(self, request: _Request, *, expired: bool) -> None:
+        """Nobody waits for it: its seat is free when its task has ended, its waiting place at once."""
         if request.seated:
-            request.scope.cancel(reason="the caller has left")  # the seat is free when the task has ended
+            request.scope.cancel(reason="the caller has left")
         else:
             self.gate.leave(request.ticket, expired=expired)
             self._answer_drainers()
+
+    def _cancel(self, message: CancelTicket) -> TicketCancelled:
+        request = self._live.pop(message.ticket, None)
+        if request is None:
+            raise not_there(self._model, message.ticket)
+        self._books.count_left(expired=False)
+        self._refuse(request, cancellation())
+        self._let_go(request, expired=False)
+        return TicketCancelled()
+
+    def _follow(self, message: FollowTicket) -> TicketFollowed:
+        request = self._live.get(message.ticket)
+        if request is None:
+            raise not_there(self._model, message.ticket)
+        request.taps.append(self.envelope.live)
+        return TicketFollowed(request.path(self._model, trio.current_time()))
 
     def _seat(self, request: _Request, now: float) -> None:
         request.seated, request.seated_at = True, now
@@ -193,12 +258,33 @@ class EmbeddingQueueActor(Actor[Command]):
 
     def _finish(self, request: _Request, now: float) -> None:
         seconds = now - request.seated_at
-        self._books.count_completed(seconds, prompt_tokens=sum(map(len, request.rows)))
-        request.envelope.answer(Embedded(request.seated_at - request.arrived_at, seconds))
+        self._books.count_completed(seconds, prompt_tokens=request.tokens)
+        embedded = Embedded(request.seated_at - request.arrived_at, seconds)
+        for tap in request.taps:
+            tap.hear(request.ticket, embedded)
+        request.envelope.answer(embedded)
 
     def _fail(self, request: _Request, error: TripowerError) -> None:
         self._books.count_failed(error)
+        self._refuse(request, error)
+
+    def _refuse(self, request: _Request, error: TripowerError) -> None:
+        for tap in request.taps:
+            tap.hear(request.ticket, Failed.of(error))
         request.envelope.refuse(error)
+
+    def live_tickets(self) -> list[int]:
+        """See `RemembersRequests`."""
+        return list(self._live)
+
+    def request_path(self, ticket: int, now: float) -> RequestPath | None:
+        """See `RemembersRequests`."""
+        request = self._live.get(ticket)
+        return None if request is None else request.path(self._model, now)
+
+    def identities(self) -> list[IdentityStatistics]:
+        """See `KnowsIdentities`."""
+        return self._books.identities()
 
     def statistics(self) -> QueueStatistics:
         """Requests count as members; there are no steps."""

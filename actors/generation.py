@@ -64,6 +64,9 @@ class Generation:
         """How the answer is read; see `new_reader`."""
         self.seed = 0
         self.ended = False
+        self.enqueued_at = 0.0
+        """When it had a seat or a waiting place, on Trio's clock; 0 before."""
+        self._end: GenerationFinished | Failed | None = None
         self._like = like
         self._prepared: Prepared | None = None
         self._find = find
@@ -94,6 +97,7 @@ class Generation:
         parts = AnswerParts(self._outlet, prepared.constraint, prepared.drafter)
         enqueued = await ready.queue.ask(prepared.message, deadline=self._deadline, live=parts)
         self._queue, self.ticket = ready.queue, enqueued.ticket
+        self.enqueued_at = trio.current_time()
 
     async def _prepare(self, ready: ReadyModel) -> Prepared:
         like = self._like
@@ -105,6 +109,14 @@ class Generation:
     def prompt_tokens(self) -> int:
         """How many tokens the prompt has, once it is entered; 0 where only the engine can count them."""
         return len(self.prompt)
+
+    @property
+    def end(self) -> GenerationFinished | Failed | None:
+        """How the answer ended, whether that has been received yet or not; None while it goes on, and where it was left."""
+        if self._end is None and self._queue is not None:
+            last = self._outlet.newest
+            return last if isinstance(last, GenerationFinished | Failed) else None
+        return self._end
 
     def new_reader(self) -> AnswerReader:
         """What takes the answer's text, piece by piece, to what is said, what is thought, and what is to be called."""
@@ -153,7 +165,9 @@ class Generation:
         """
         assert not self.ended, "the generation has ended"
         events = await self._receive_in_time()
-        self.ended = isinstance(events[-1], GenerationFinished | Failed)
+        last = events[-1]
+        if isinstance(last, GenerationFinished | Failed):
+            self.ended, self._end = True, last
         return events
 
     async def _receive_in_time(self) -> list[GenerationEvent]:

@@ -17,6 +17,7 @@ from tripower.runtime.engine import (
     Backend,
     DelegateBackend,
     LoadedDelegate,
+    LoadedModel,
     LoadSpecification,
     Progress,
     StepEngine,
@@ -54,6 +55,7 @@ class Loader:
             state_bytes_max=self._limits.state_bytes_max,
             threads=self._limits.threads,
             prefill_chunk=self._limits.queue.rows_max,
+            draft=self._limits.draft,
         )
 
         def progress(stage: str, fraction: float) -> None:
@@ -64,8 +66,13 @@ class Loader:
                     log.exception("a listener to the load of %s failed", source.name)
 
         if isinstance(backend, DelegateBackend):
+            if specification.draft is not None:
+                raise _no_draft(source)
             return await _open_delegate(backend, specification, progress)
         loaded: LaneModel = await self._device.ask(LoadEngine(specification), live=LoadOrder(backend, progress))
+        if specification.draft is not None and isinstance(loaded, LoadedModel) and loaded.draft is None:
+            self.drop(source.name, loaded)
+            raise _no_draft(source)
         return loaded
 
     async def free(self, name: str, loaded: LaneModel | LoadedDelegate) -> TripowerError | None:
@@ -97,6 +104,14 @@ class Loader:
         """Free a model that nobody took. Synchronous. A delegate that has not streamed holds nothing."""
         if isinstance(loaded, LaneModel) and not self._device.control(UnloadEngine(name), live=loaded.engine):
             loaded.engine.close()
+
+
+def _no_draft(source: ModelSource) -> ModelRefused:
+    return ModelRefused(
+        f"no model can guess for {source.name} on {source.backend}: set speculation.mode to auto or off, or run it on picolm",
+        code="no_draft_here",
+        param="speculation.draft_model",
+    )
 
 
 async def _open_delegate(backend: DelegateBackend, specification: LoadSpecification, progress: Progress) -> LoadedDelegate:

@@ -27,18 +27,28 @@ from tripower.actors.queue_books import QueueBooks
 from tripower.actors.queued_generation import QueuedGeneration, check_generate
 from tripower.actors.queueing import (
     AnswerParts,
+    CancelTicket,
     CloseStates,
     DrainQueue,
     Enqueued,
     ExpireStates,
+    FollowTicket,
     Generate,
+    IdentityStatistics,
     Leave,
     QueueLimits,
     QueueStatistics,
     SeatStatistics,
     SettleQueue,
     SpeculationStatistics,
+    TicketCancelled,
+    TicketFollowed,
+    cancellation,
+    not_there,
 )
+from tripower.actors.replay.diary import Diary
+from tripower.actors.request_paths import RequestPath
+from tripower.actors.request_tap import TappedOutlet
 from tripower.backends.text.stream import TextStream
 from tripower.runtime.admission import Gate
 from tripower.runtime.batching import NO_REPORTS, Batch, Member
@@ -60,7 +70,18 @@ CLOSE_AFTER_SECONDS = 0.2
 """States of members that left are closed with the next job; this much later where no job follows, so that short requests one after
 the other cost one job each."""
 
-Command = Generate | Leave | StepsCommitted | StepsDone | DrainQueue | CloseStates | ExpireStates | SettleQueue
+Command = (
+    Generate
+    | Leave
+    | StepsCommitted
+    | StepsDone
+    | DrainQueue
+    | CloseStates
+    | ExpireStates
+    | SettleQueue
+    | CancelTicket
+    | FollowTicket
+)
 
 
 class ModelQueueActor(Actor[Command]):
@@ -92,6 +113,9 @@ class ModelQueueActor(Actor[Command]):
         self._failures = 0
         self._speculative_seconds = 0.0
         self._closing = self._expiring = False
+        self._diary = Diary()
+        self._time = 0.0
+        """When the message in hand was taken: the one time that decides, so that a replay decides by it too."""
 
     def _new_table(self) -> StepTable:
         """For the next job. After a job that went wrong, so that one that outlives our interest never meets its successor."""
@@ -104,13 +128,24 @@ class ModelQueueActor(Actor[Command]):
         )
 
     async def on_start(self) -> None:
+        self._time = trio.current_time()
         self._advance()  # what an instance before this one left behind is closed
+        if self.recording is not None:
+            self._diary.begin(self, self.recording, self._time)
 
     async def on_message(self, message: Command) -> Any:
-        answer = self._handle(message)
+        answer = self._take(message)
         if self._books.drainers and self._quiet:
             self._books.answer_drainers()
         return answer
+
+    def _take(self, message: Command) -> Any:
+        """Handle a message, and let it be written down where somebody records."""
+        self._time = self.taken_at
+        recording = self.recording
+        if recording is None:
+            return self._handle(message)
+        return self._diary.write(self, recording, self._time, message, self._handle)
 
     def _handle(self, message: Command) -> Any:
         match message:
@@ -126,6 +161,10 @@ class ModelQueueActor(Actor[Command]):
                 return self._books.drain(self.envelope, quiet=self._quiet)
             case SettleQueue():
                 return self._books.settle(self.envelope, self._live)
+            case CancelTicket():
+                return self._cancel(message)
+            case FollowTicket():
+                return self._follow(message)
             case CloseStates():
                 return self._close_states()
             case ExpireStates():
@@ -138,9 +177,10 @@ class ModelQueueActor(Actor[Command]):
 
     def on_undelivered(self, message: Any, answer: Any) -> None:
         if isinstance(answer, Enqueued):
-            self._leave(Leave(answer.ticket))
+            self._take(Leave(answer.ticket))
 
     async def on_end(self) -> None:
+        self._time = trio.current_time()
         self._table.request_stop()
         gone = ActorGone(f"the queue of {self._model} ended")
         for generation in list(self._live.values()):
@@ -149,7 +189,7 @@ class ModelQueueActor(Actor[Command]):
     # Arriving and leaving.
 
     def _generate(self, message: Generate) -> Enqueued:
-        now = trio.current_time()
+        now = self._time
         parts: AnswerParts = self.envelope.live
         constraint = parts.constraint
         ticket, seated = self._books.arrive(
@@ -171,10 +211,14 @@ class ModelQueueActor(Actor[Command]):
             member = self._seat(generation, now)
             if not (member.held and self._batch.running):  # who is held can wait for the end of the job
                 self._advance()
+        else:
+            self._diary.decide("wait", ticket)
         return Enqueued(ticket)
 
     def _seat(self, generation: QueuedGeneration, now: float) -> Member[QueuedGeneration]:
         request = generation.request
+        if not self._batch.members:
+            self._books.moved_at = now
         generation.seated_at = now
         generation.member = member = self._batch.join(
             request.prompt,
@@ -187,7 +231,9 @@ class ModelQueueActor(Actor[Command]):
             prompt_logprobs=request.prompt_logprobs,
             drafter=generation.drafter,
         )
+        self._diary.decide("seat", generation.ticket)
         self._reuse.begin(self._batch, member, now)
+        self._diary.begun(member)
         return member
 
     def _leave(self, message: Leave) -> None:
@@ -200,11 +246,30 @@ class ModelQueueActor(Actor[Command]):
         generation.member = None
         self._advance()
 
+    def _cancel(self, message: CancelTicket) -> TicketCancelled:
+        generation = self._live.pop(message.ticket, None)
+        if generation is None:
+            raise not_there(self._model, message.ticket)
+        self._books.count_left(expired=False)
+        self._release(generation)
+        generation.say(Failed.of(cancellation()))
+        generation.member = None
+        self._advance()
+        return TicketCancelled()
+
+    def _follow(self, message: FollowTicket) -> TicketFollowed:
+        generation = self._live.get(message.ticket)
+        if generation is None:
+            raise not_there(self._model, message.ticket)
+        generation.outlet = TappedOutlet(generation.outlet, self.envelope.live, message.ticket, generation.deadline)
+        return TicketFollowed(generation.path(self._model, trio.current_time()))
+
     def _release(self, generation: QueuedGeneration, *, failed: bool = False, expired: bool = False) -> None:
         """Take a generation out of gate and batch."""
         member = generation.member
         if member is not None:
             self._batch.leave(member, failed=failed)
+            self._books.count_emitted(generation.request.caller, len(member.output))
             self._end_state(member, failed=failed)
         self.gate.leave(generation.ticket, expired=expired, served=None if member is None else tokens_served(member))
 
@@ -212,6 +277,7 @@ class ModelQueueActor(Actor[Command]):
         if self._live.pop(generation.ticket, None) is None:
             return
         expired = self._books.count_failed(error)
+        self._diary.fail(generation.ticket, error)
         self._release(generation, failed=not expired, expired=expired)
         generation.say(Failed.of(error))
         generation.member = None
@@ -220,7 +286,7 @@ class ModelQueueActor(Actor[Command]):
 
     def _advance(self) -> None:
         """Seat whoever can be seated and start a job, or ask the running one to end so that they can join."""
-        now = trio.current_time()
+        now = self._time
         admitted, expired = self.gate.admit_waiting(now=now)
         for ticket in expired:
             self._drop_expired(self._live.pop(ticket))
@@ -238,11 +304,12 @@ class ModelQueueActor(Actor[Command]):
     def _start_job(self) -> None:
         """Order steps for everybody in the batch; for nobody, only what has been left behind is closed."""
         self._seen_steps = 0
-        self._reuse.release(self._batch, trio.current_time())
+        self._diary.release(self._reuse, self, self._time)
         for member in self._batch.members:
             member.rank = self.gate.rank(member.owner.ticket)
         keeping, opening = self._batch.plan(self._table, steps_max=self._limits.steps_per_job)
         self._job = job = next(self._tickets)
+        self._diary.job(job, self)
         me = self.ref
 
         def dropped() -> None:
@@ -254,6 +321,7 @@ class ModelQueueActor(Actor[Command]):
         )
         message = RunSteps(self._model, job, (*keeping, *kept), tuple(opening), retaining, forking)
         if not self._device.control(message, live=StepOrder(self._engine, self._table, me), on_dropped=dropped):
+            self._diary.decide("unavailable")
             self._batch.end_job(aborted=True)
             self._reuse.forget(self._batch)
             self._table = self._new_table()
@@ -266,6 +334,7 @@ class ModelQueueActor(Actor[Command]):
         """The gate found the deadline passed when a place was free, and has counted it."""
         error = DeadlineExceeded("the deadline passed in the waiting room")
         self._books.count_failed(error)
+        self._diary.fail(generation.ticket, error)
         generation.say(Failed.of(error))
 
     def _expire_members(self, now: float) -> bool:
@@ -278,16 +347,18 @@ class ModelQueueActor(Actor[Command]):
     def _commit_steps(self, steps: int) -> None:
         """Commit every step that is complete and new, and pass on what it gave."""
         table = self._table
-        now = trio.current_time()
+        now = self._time
         slots = table.slots
         for step in range(self._seen_steps, steps):
             evaluated, drawn = table.evaluated[step, :slots].tolist(), table.drawn[step, :slots].tolist()
             told = table.reports.get(step, NO_REPORTS), table.runs.get(step, NO_RUNS), table.proposed.get(step, NO_DRAFTS)
+            self._diary.step(table, evaluated, drawn, told[1])
             for member, token in self._batch.commit(evaluated, drawn, *told):
                 if not (member.finished or member.leaving):  # its answer may have ended within the step
                     self._take_token(member, token, now)
         if steps > self._seen_steps:
             self._failures = 0
+            self._books.moved_at = now
         self._seen_steps = steps
         for member in self._batch.members:
             generation = member.owner
@@ -295,7 +366,7 @@ class ModelQueueActor(Actor[Command]):
             if member.max_tokens == 0 and member.evaluated == len(member.prompt):
                 self._reuse.count(member)
                 self._finish(generation, "length", now)
-        if self._expire_members(now) or self._reuse.release(self._batch, now):
+        if self._expire_members(now) or self._diary.release(self._reuse, self, now):
             self._table.request_stop()
         if self.gate.can_admit:
             self._table.request_stop()
@@ -326,6 +397,7 @@ class ModelQueueActor(Actor[Command]):
         member = generation.member
         assert member is not None
         self._batch.cut(member, generation.taken)
+        self._diary.finish(generation.ticket, reason, generation.taken, generation.text.stopped)
         del self._live[generation.ticket]
         self._batch.finish(member)
         self._end_state(member)
@@ -344,6 +416,8 @@ class ModelQueueActor(Actor[Command]):
         self._books.count_completed(
             now - generation.seated_at, prompt_tokens=usage.prompt_tokens, generated_tokens=usage.completion_tokens
         )
+        self._books.count_answer(timings, usage.completion_tokens)
+        self._books.count_emitted(generation.request.caller, usage.completion_tokens)
         generation.say(GenerationFinished(reason, generation.text.finish(), usage, timings, stopped_by))
         generation.member = None
 
@@ -378,7 +452,7 @@ class ModelQueueActor(Actor[Command]):
 
     def _end_state(self, member: Member[QueuedGeneration], *, failed: bool = False) -> None:
         """Keep what a member has evaluated for whoever asks again, as far as that is wanted and fits."""
-        self._reuse.end(member, trio.current_time(), failed=failed)
+        self._reuse.end(member, self._time, failed=failed)
         self._expire_later()
 
     def _expire_later(self) -> None:
@@ -393,7 +467,7 @@ class ModelQueueActor(Actor[Command]):
 
     def _expire_states(self) -> None:
         self._expiring = False
-        if self._reuse.expire(trio.current_time()):
+        if self._diary.expire(self._reuse, self._time):
             self._batch.stale = True
             if not self._batch.running and not self._batch.members:
                 self._close_states_later()
@@ -414,9 +488,27 @@ class ModelQueueActor(Actor[Command]):
         """Whether a request still waits or runs here."""
         return ticket in self._live
 
+    def live_tickets(self) -> list[int]:
+        """See `RemembersRequests`."""
+        return list(self._live)
+
+    def request_path(self, ticket: int, now: float) -> RequestPath | None:
+        """See `RemembersRequests`."""
+        generation = self._live.get(ticket)
+        return None if generation is None else generation.path(self._model, now)
+
+    def identities(self) -> list[IdentityStatistics]:
+        """See `KnowsIdentities`."""
+        return self._books.identities((each.owner.request.caller, len(each.output)) for each in self._batch.members)
+
     def statistics(self) -> QueueStatistics:
         batch = self._batch
-        statistics = self._books.statistics(live=len(self._live), step_running=batch.running, batch=batch.statistics())
+        statistics = self._books.statistics(
+            live=len(self._live),
+            step_running=batch.running,
+            batch=batch.statistics(),
+            emitting=sum(len(member.output) for member in batch.members),
+        )
         positions_max = self._limits.members_max * self._engine.info.context_max
         return msgspec.structs.replace(
             statistics,

@@ -12,6 +12,7 @@ from tripower.actors.queueing import QueueLimits
 from tripower.actors.residency import Residency
 from tripower.runtime.engine import (
     Certificate,
+    DraftSpecification,
     EngineInfo,
     LoadedDelegate,
     LoadedModel,
@@ -152,6 +153,8 @@ class LoadLimits:
     threads: int
     queue: QueueLimits
     residency: Residency = attrs.field(factory=Residency)
+    draft: DraftSpecification | None = None
+    """What guesses for each model that generates; None: no model does."""
 
 
 FindModel = Callable[[str], ModelSource | None]

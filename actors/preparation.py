@@ -41,7 +41,7 @@ from tripower.runtime.engine.encoder import LoadedEncoder
 from tripower.runtime.engine.logprobs import NO_LOGPROBS
 from tripower.runtime.kernel import InvalidRequest
 from tripower.runtime.prefix_cache import namespace_of
-from tripower.runtime.speculation import SpeculationSettings
+from tripower.runtime.speculation import DraftModel, SpeculationSettings
 
 INLINE_CHARACTERS = 4096
 """Longer text is rendered and tokenised in a worker thread, so that it does not hold up the loop."""
@@ -74,6 +74,8 @@ class Prepared:
     drafter: Drafter | None = None
     speculation: SpeculationSettings | None = None
     """What another drafter of the same request is made by."""
+    draft: DraftModel | None = None
+    """The draft model beside the engine."""
     info: EngineInfo | None = None
     vocabulary_size: int = 0
     """Of the engine; what another constraint of the same request is made for."""
@@ -109,7 +111,7 @@ async def prepare_choice(prepared: Prepared, request: GenerationRequest) -> Prep
     drafter = None
     if prepared.info is not None:
         settings = narrowed(prepared.speculation, request.draft_max)
-        drafter = await new_drafter(settings, prepared.info, prepared.prompt, message.max_tokens)
+        drafter = await new_drafter(settings, prepared.info, prepared.prompt, message.max_tokens, prepared.draft, sampling)
     return attrs.evolve(
         prepared, message=msgspec.structs.replace(message, sampling=sampling), constraint=constraint, drafter=drafter
     )
@@ -162,8 +164,9 @@ async def prepare_rows(
         constraint=None
         if plan.format is None
         else await new_constraint(plan.format, text, info.vocabulary_size, request.format_param),
-        drafter=await new_drafter(narrowed(speculation, request.draft_max), info, prompt, max_tokens),
+        drafter=await new_drafter(narrowed(speculation, request.draft_max), info, prompt, max_tokens, loaded.draft, sampling),
         speculation=speculation,
+        draft=loaded.draft,
         info=info,
         vocabulary_size=info.vocabulary_size,
     )

@@ -7,13 +7,15 @@ computed time to come again, the end of a request, draining, and the statistics.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Container, Iterator
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 import attrs
 import trio
 
-from tripower.actors.queueing import QueueDrained, QueueSettled, QueueStatistics, unloading
+from tripower.actors.dialogue import Timings
+from tripower.actors.queueing import AnswerFigures, IdentityStatistics, QueueDrained, QueueSettled, QueueStatistics, unloading
 from tripower.runtime.admission import ANYBODY, SHARE_EXCEEDED, Caller, Gate, displacement
 from tripower.runtime.batching import BatchStatistics
 from tripower.runtime.kernel import LATER, DeadlineExceeded, Envelope, Overloaded, TripowerError
@@ -21,6 +23,8 @@ from tripower.runtime.kernel import LATER, DeadlineExceeded, Envelope, Overloade
 RETRY_AFTER_MAX = 120.0
 SERVICE_WEIGHT = 0.2
 """Of the latest request, in what one request has taken lately."""
+ANSWERS_KEPT = 256
+LABELS_KEPT = 1024
 
 
 @attrs.define(eq=False)
@@ -46,6 +50,13 @@ class QueueBooks:
     prompt_tokens: int = 0
     generated_tokens: int = 0
     ended_at: float = 0.0
+    moved_at: float | None = None
+    """When work that runs last had a step, on Trio's clock; None where nobody says."""
+    emitted_tokens: int = 0
+    """By requests that are gone, however they ended; and"""
+    emitted: OrderedDict[str, int] = attrs.Factory(OrderedDict)
+    """the same by label, who had some last at the end."""
+    answers: deque[AnswerFigures] = attrs.Factory(lambda: deque(maxlen=ANSWERS_KEPT))
 
     def arrive(
         self,
@@ -114,6 +125,21 @@ class QueueBooks:
         self.prompt_tokens += prompt_tokens
         self.generated_tokens += generated_tokens
 
+    def count_emitted(self, caller: Caller, tokens: int) -> None:
+        """A request is gone for which so many tokens were generated."""
+        if tokens:
+            self.emitted_tokens += tokens
+            self.emitted[caller.label] = self.emitted.get(caller.label, 0) + tokens
+            self.emitted.move_to_end(caller.label)
+            if len(self.emitted) > LABELS_KEPT:
+                self.emitted.popitem(last=False)
+
+    def count_answer(self, timings: Timings, tokens: int) -> None:
+        """An answer is complete."""
+        interval = timings.decode_seconds / (tokens - 1) if tokens > 1 else None
+        first_token = timings.wait_seconds + timings.prefill_seconds
+        self.answers.append(AnswerFigures(trio.current_time(), first_token, interval))
+
     def count_failed(self, error: TripowerError) -> bool:
         """A request ended with an error; whether it was its deadline. One that lost its waiting place has been refused."""
         self.ended_at = trio.current_time()
@@ -156,7 +182,9 @@ class QueueBooks:
                 envelope.answer(QueueSettled())
         self.settling = [(envelope, leaving) for envelope, leaving in self.settling if leaving]
 
-    def statistics(self, *, live: int, step_running: bool, batch: BatchStatistics) -> QueueStatistics:
+    def statistics(self, *, live: int, step_running: bool, batch: BatchStatistics, emitting: int = 0) -> QueueStatistics:
+        """`emitting`: tokens that were generated for those who run."""
+        moved_at = self.moved_at if batch.members else None
         return QueueStatistics(
             model=self.model,
             arrivals=self.arrivals,
@@ -172,7 +200,21 @@ class QueueBooks:
             gate=self.gate.statistics(),
             batch=batch,
             ended_at=self.ended_at,
+            emitted_tokens=self.emitted_tokens + emitting,
+            answers=tuple(self.answers),
+            quiet_seconds=0.0 if moved_at is None else trio.current_time() - moved_at,
         )
+
+    def identities(self, emitting: Iterable[tuple[Caller, int]] = ()) -> list[IdentityStatistics]:
+        """Whoever waits or runs, and whoever had tokens; of very many the latest. `emitting`: how many those have so far who run."""
+        running: Counter[str] = Counter()
+        for caller, tokens in emitting:
+            running[caller.label] += tokens
+        here = {caller.label: (active, waiting) for caller, active, waiting in self.gate.identities()}
+        return [
+            IdentityStatistics(label, *here.get(label, (0, 0)), self.emitted.get(label, 0) + running[label])
+            for label in {**self.emitted, **here}
+        ]
 
 
 @attrs.define(eq=False)

@@ -6,6 +6,7 @@ import attrs
 
 from tripower.actors.dialogue import GenerationEvent, GenerationStarted, PromptProgress, PromptScored
 from tripower.actors.queueing import PROMPT_EVENTS_MAX, Generate
+from tripower.actors.request_paths import RequestPath, queued_path
 from tripower.backends.text.stream import TextStream
 from tripower.runtime.batching import Member
 from tripower.runtime.engine import Constraint, EngineInfo
@@ -107,3 +108,23 @@ class QueuedGeneration:
         if processed == total and not self.scored and request.prompt_logprobs != NO_LOGPROBS:
             self.scored = True
             self.say(PromptScored(tuple(member.prompt_told)))
+
+    def path(self, model: str, now: float) -> RequestPath:
+        """Where it is at a time."""
+        member, request = self.member, self.request
+        return queued_path(
+            model=model,
+            request_id=request.request_id,
+            caller=request.caller,
+            priority=request.priority,
+            deadline=self.deadline,
+            arrived_at=self.arrived_at,
+            seated_at=None if member is None else self.seated_at,
+            first_at=self.first_token_at if self.taken else None,
+            now=now,
+            prompt_tokens=len(request.prompt),
+            evaluated_tokens=0 if member is None else min(member.evaluated, len(request.prompt)),
+            reused_tokens=0 if member is None else member.reused,
+            generated_tokens=self.taken,
+            tokens_max=request.max_tokens,
+        )

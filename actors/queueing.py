@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import attrs
 import msgspec
 
+from tripower.actors.request_paths import RequestPath
 from tripower.runtime.admission import ANYBODY, Caller, GateStatistics
 from tripower.runtime.batching import BatchStatistics
 from tripower.runtime.engine import Constraint, SamplingParameters
 from tripower.runtime.engine.drafting import Drafter
 from tripower.runtime.engine.logprobs import NO_LOGPROBS
-from tripower.runtime.kernel import Ask, Message, Outlet, Unavailable
+from tripower.runtime.kernel import Ask, Message, NotFound, Outlet, TripowerError, Unavailable
 from tripower.runtime.prefix_cache import PrefixSettings, PrefixStatistics
 from tripower.runtime.speculation import SpeculationSettings
 
@@ -78,7 +79,31 @@ class QueueSettled(Message, frozen=True):
     """Their seats are free."""
 
 
+class CancelTicket(Ask["TicketCancelled"], frozen=True):
+    """Fail a request that waits or runs with `request_cancelled`. Refused with `NotFound` when it does neither."""
+
+    ticket: int
+
+
+class TicketCancelled(Message, frozen=True):
+    """Its caller has been told. Its seat may be free a moment later: see `SettleQueue`."""
+
+
+class FollowTicket(Ask["TicketFollowed"], frozen=True):
+    """Let a `Tap`, which the envelope carries, hear what a request hears. Refused with `NotFound` when it neither waits nor runs."""
+
+    ticket: int
+
+
+class TicketFollowed(Message, frozen=True):
+    """The tap hears everything from now on."""
+
+    path: RequestPath
+    """Where the request is at this moment."""
+
+
 MODEL_UNLOADING = "model_unloading"
+REQUEST_CANCELLED = "request_cancelled"
 PROMPT_EVENTS_MAX = 66
 """`PromptScored`, and how often a prompt's progress is told."""
 
@@ -101,6 +126,16 @@ def unloading(model: str) -> Unavailable:
     return Unavailable(f"{model} is being unloaded; the next request loads it again", code=MODEL_UNLOADING, retry_after=1.0)
 
 
+def cancellation() -> TripowerError:
+    """What a cancelled request hears."""
+    return TripowerError("the request was cancelled", code=REQUEST_CANCELLED, status=499)
+
+
+def not_there(model: str, ticket: int) -> NotFound:
+    """What somebody hears who asks about a ticket that has ended, or never was."""
+    return NotFound(f"no request {model}#{ticket} waits or runs", code="request_not_found")
+
+
 @attrs.frozen(kw_only=True)
 class QueueLimits:
     """Seats in the batch, waiting places, inner steps of one job, rows of one step; prompt rows while others stream (0: no limit)."""
@@ -116,7 +151,7 @@ class QueueLimits:
     """What is kept of prompts for whoever asks again; None: nothing."""
 
 
-class SeatStatistics(msgspec.Struct, frozen=True, kw_only=True):
+class SeatStatistics(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A seat that is taken, at one instant. Nothing of what is said there."""
 
     ticket: int
@@ -136,6 +171,35 @@ class SpeculationStatistics(msgspec.Struct, frozen=True):
     backend: str
     strategy: str
     decode_seconds: float
+
+
+class AnswerFigures(msgspec.Struct, frozen=True, gc=False):
+    """How long one complete answer took. Times are seconds."""
+
+    at: float
+    """When it was complete, on Trio's clock."""
+    first_token: float
+    """From its arrival in the queue."""
+    token_interval: float | None
+    """Between tokens on average; None where there was one at most."""
+
+
+class IdentityStatistics(msgspec.Struct, frozen=True, gc=False):
+    """One identity at one instant."""
+
+    label: str
+    running: int
+    waiting: int
+    generated: int
+    """Tokens since the model was loaded, whatever became of the requests."""
+
+
+@runtime_checkable
+class KnowsIdentities(Protocol):
+    """A queue, as far as it is asked whom it serves."""
+
+    def identities(self) -> list[IdentityStatistics]:
+        """Whoever waits or runs, and whoever had tokens; of very many the latest. Synchronous; about a microsecond each."""
 
 
 class QueueStatistics(msgspec.Struct, frozen=True):
@@ -164,6 +228,12 @@ class QueueStatistics(msgspec.Struct, frozen=True):
     """The seats that are taken, the longest taken first, where a queue shows them: not of engines that run requests by themselves."""
     speculation: SpeculationStatistics | None = None
     """None where nothing is guessed."""
+    emitted_tokens: int = 0
+    """Generated since the model was loaded, also for requests that still run or came to nothing."""
+    answers: tuple[AnswerFigures, ...] = ()
+    """The latest complete answers, the oldest first."""
+    quiet_seconds: float = 0.0
+    """Since work that runs here has had a step, or a delegate's piece; 0 where nothing runs, and for what the device watches alone."""
 
     @property
     def state_share(self) -> float:

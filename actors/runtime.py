@@ -6,6 +6,7 @@ kernel's list.
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -15,7 +16,7 @@ import attrs
 import msgspec
 import trio
 
-from tripower.actors.device import DeviceActor, DeviceStatistics
+from tripower.actors.device import DeviceActor
 from tripower.actors.dialogue import GenerationRequest
 from tripower.actors.embedding import EmbeddingRequest, Embeddings, embed
 from tripower.actors.generation import Generation
@@ -34,7 +35,10 @@ from tripower.actors.models import (
 )
 from tripower.actors.queueing import QueueLimits, QueueStatistics, SettleQueue
 from tripower.actors.system import ROOT_SUPERVISION, LocateParts, Parts, SystemActor
+from tripower.actors.watchdog import Watchdog, stalled
 from tripower.runtime.engine import Backend, DelegateBackend, Progress
+from tripower.runtime.introspection.recorder import Recorder
+from tripower.runtime.introspection.stalls import StallWatch
 from tripower.runtime.kernel import (
     NEVER,
     Actor,
@@ -72,7 +76,12 @@ class RuntimePlan:
     """The name of the lane, for people: the processor's, or the accelerator's that models are loaded on."""
     open_port: Callable[[], Port] = attrs.Factory(lambda plan: partial(open_port, plan.device), takes_self=True)
     stall_seconds: float = 120.0
+    """A lane or a queue that works and has no step for so long makes health red."""
+    hold_seconds: float = 0.0
+    """Whoever holds the loop for longer is noted; 0: nobody looks. See `Runtime.stalls`."""
     supervision: Supervision | None = None
+    recorder_entries: int = 0
+    """Messages that a flight recorder remembers; 0: there is none."""
     on_instance: Callable[[str, Actor[Any]], None] = lambda name, actor: None
     """Sees each actor before its first message. See `ActorSystem`."""
 
@@ -80,10 +89,15 @@ class RuntimePlan:
 class Runtime:
     """Made by `open_actors`. All methods are for the Trio loop that made it."""
 
-    def __init__(self, system: ActorSystem, parts: Parts) -> None:
+    def __init__(self, system: ActorSystem, parts: Parts, *, stall_seconds: float = math.inf) -> None:
         self.system = system
+        self.stalls = StallWatch()
+        """Who holds the loop, while it is turned on; turned off when the runtime ends."""
         self._parts = parts
+        self._stall_seconds = stall_seconds
         self._draining = False
+        self.started_at = trio.current_time()
+        """On Trio's clock."""
         self._ready: dict[str, ReadyModel] = {}
         """Addresses that were handed out; each is good for as long as its queue lives."""
 
@@ -141,12 +155,12 @@ class Runtime:
 
     def health(self) -> Health:
         """What the kernel's list says. Synchronous."""
-        reasons, loading, engines = [], False, tuple[EngineReport, ...]()
-        for actor in self.statistics():
-            if actor.state in ("failed", "restarting"):
+        loading, engines = False, tuple[EngineReport, ...]()
+        statistics = self.statistics()
+        reasons = stalled(statistics, self._stall_seconds)
+        for actor in statistics:
+            if actor.vital and actor.state in ("failed", "restarting"):
                 reasons.append(f"{actor.name} is {actor.state}")
-            if isinstance(actor.details, DeviceStatistics) and actor.details.state == "wedged":
-                reasons.append(f"{actor.details.device} passes no step boundary any more")
             if isinstance(actor.details, RegistryStatistics):
                 loading = loading or actor.details.loading > 0
                 engines = actor.details.engines
@@ -163,20 +177,26 @@ class Runtime:
 async def open_actors(plan: RuntimePlan) -> AsyncIterator[Runtime]:
     """Start the actors of a runtime; leaving the block ends them in order, models last. Opens no socket, handles no signal."""
     async with open_actor_system(plan.on_instance) as system:
+        if plan.recorder_entries:
+            system.recording = Recorder(plan.recorder_entries)
         root = system.spawn(
             lambda: SystemActor(
                 lambda: DeviceActor(plan.device, plan.open_port, stall_seconds=plan.stall_seconds),
                 lambda device: ModelRegistryActor(device, plan.backends, plan.sources, plan.limits, plan.find_model),
                 supervision=plan.supervision,
                 device=plan.device,
+                watch=Watchdog(system, plan.stall_seconds).run,
             ),
             name="system",
             supervision=ROOT_SUPERVISION,
         )
-        runtime = Runtime(system, await root.ask(LocateParts()))
+        runtime = Runtime(system, await root.ask(LocateParts()), stall_seconds=plan.stall_seconds)
+        if plan.hold_seconds:
+            runtime.stalls.turn_on(plan.hold_seconds)
         try:
             yield runtime
         finally:
+            runtime.stalls.turn_off()
             with trio.CancelScope(shield=True):
                 await root.stop()
 

@@ -6,7 +6,7 @@ than serve from a broken state.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import attrs
@@ -34,7 +34,7 @@ ROOT_SUPERVISION = Supervision(strategy=Strategy.ESCALATE)
 
 
 class SystemActor(Actor[Command]):
-    """See the module. `make_device` and `make_registry` build fresh instances, also after a crash."""
+    """See the module. `make_device` and `make_registry` build fresh instances, also after a crash. `watch` runs beside them."""
 
     end_seconds = 60.0
 
@@ -45,11 +45,13 @@ class SystemActor(Actor[Command]):
         *,
         supervision: Supervision | None = None,
         device: str = "cpu0",
+        watch: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._device = device
         self._make_device = make_device
         self._make_registry = make_registry
         self._supervision = supervision
+        self._watch = watch
         self._started: list[Ref[Any]] = []
 
     async def on_start(self) -> None:
@@ -58,6 +60,8 @@ class SystemActor(Actor[Command]):
         registry = self.spawn(lambda: self._make_registry(device), name="registry", supervision=self._supervision)
         self._started.append(registry)
         self._parts = Parts(device, registry)
+        if self._watch is not None:
+            self.start_soon(self._watch, name="watchdog")
 
     async def on_message(self, message: Command) -> Parts:
         return self._parts

@@ -11,8 +11,10 @@ cancelled frees its seat at the next step. Two runtimes in one process share not
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any, TypedDict, Unpack
 
 import attrs
@@ -183,12 +185,14 @@ async def open_runtime(
     models: Iterable[str] = (),
     store: Store | None = None,
     progress: Progress | None = None,
+    console: bool | str | os.PathLike[str] = False,
 ) -> AsyncIterator[EmbeddedRuntime]:
     """A runtime for the length of the block; leaving it ends everything in order, also when cancelled.
 
     `configuration` is taken as it is: no file and no environment is read. Models named here or there are loaded before the block
     begins, and `progress` is told (see `EmbeddedRuntime.load`); others load when they are first asked for. A reference is what
     `tripower run` understands, but nothing is fetched: what is not on this machine raises `NotFound` with the command that pulls it.
+    `console` lets `tripower console` look inside: True at the usual place for a socket, or a path of one.
     Raises `InvalidConfiguration`, `InvalidRequest`, `NotFound` and `ModelRefused` before anything has been started or, after a failed
     load, after everything has ended again.
     """
@@ -196,15 +200,31 @@ async def open_runtime(
     references = tuple(dict.fromkeys([*configuration.models, *models]))
     store = store or Store()
     plan = await trio.to_thread.run_sync(_plan, configuration, references, store)
-    async with open_planned(plan) as runtime:
-        for source in plan.sources:
-            await runtime.load(source.name, progress=progress)
-        yield EmbeddedRuntime(runtime)
+    with _opened_console(console) as start_console:
+        async with open_planned(plan) as runtime:
+            models = [source.name for source in plan.sources]
+            start_console(runtime, python=configuration.console.python, models=models)
+            for name in models:
+                await runtime.load(name, progress=progress)
+            yield EmbeddedRuntime(runtime)
+
+
+@contextmanager
+def _opened_console(where: bool | str | os.PathLike[str]) -> Iterator[Callable[..., object]]:
+    """What starts the console on a runtime; its socket is there for the length of the block, if it is wanted at all."""
+    if where is False:
+        yield lambda runtime, **options: None
+        return
+    from tripower.api.console.actor import start_console  # knows the HTTP service, which nobody else here needs
+    from tripower.api.console.listening import library_console
+
+    with library_console(where) as opened:
+        yield partial(start_console, opened=opened)
 
 
 def _plan(configuration: Configuration, references: Sequence[str], store: Store) -> RuntimePlan:
     sources = [attrs.evolve(find_source(reference, store, configuration), pinned=True) for reference in references]
-    return make_plan(configuration, sources, find_model=find_any(store, configuration))
+    return make_plan(configuration, sources, find_model=find_any(store, configuration), store=store)
 
 
 @asynccontextmanager

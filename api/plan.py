@@ -19,6 +19,7 @@ from tripower.actors.models import FindModel, LoadLimits, ModelSource
 from tripower.actors.queueing import QueueLimits
 from tripower.actors.residency import Residency
 from tripower.actors.runtime import RuntimePlan
+from tripower.api.drafting import find_draft, speculation_settings, with_draft
 from tripower.api.engines import (
     AUTO,
     EMBEDDED,
@@ -39,14 +40,12 @@ from tripower.api.pull.resolve import stored_path
 from tripower.api.pull.sources import looks_like_source, split_name
 from tripower.backends.model_file import is_complete_checkpoint
 from tripower.runtime.configuration import Configuration
-from tripower.runtime.configuration.settings import EngineSettings, SchedulerSettings, SpeculationChoices
-from tripower.runtime.engine import Backend, DelegateBackend, LoadedModel, LoadSpecification, Progress
+from tripower.runtime.configuration.settings import EngineSettings, SchedulerSettings
+from tripower.runtime.engine import Backend, DelegateBackend, DraftSpecification, LoadedModel, LoadSpecification, Progress
 from tripower.runtime.engine.encoder import LoadedEncoder
 from tripower.runtime.host import Defaults, HostLimits, ModelNeeds, choose_defaults, read_host_limits
 from tripower.runtime.kernel.errors import InvalidConfiguration, InvalidRequest
 from tripower.runtime.prefix_cache import PrefixSettings
-from tripower.runtime.speculation import SpeculationSettings, Strategy, read_strategy
-from tripower.runtime.speculation import resolve as resolve_strategy
 from tripower.runtime.store import Store, checked_name
 
 DEFAULT_ENGINE = EngineSettings()
@@ -70,7 +69,10 @@ class PicolmOnDemand:
 
         yield None
         if specification.source not in self._weighed:
-            choose_defaults(read_host_limits(), Configuration(), read_needs(specification.source, self._engine))
+            needs = read_needs(specification.source, self._engine)
+            if specification.draft is not None:
+                needs = with_draft(needs, read_needs(specification.draft.source, self._engine))
+            choose_defaults(read_host_limits(), Configuration(), needs)
         yield from PicolmBackend(self._engine.kernels, self._engine.kv_type, self._engine.device).load(specification, progress)
 
 
@@ -188,11 +190,13 @@ def make_plan(
     *,
     host: HostLimits | None = None,
     find_model: FindModel | None = None,
+    store: Store | None = None,
 ) -> RuntimePlan:
     """The plan for these models.
 
-    All models of a runtime have the same number of seats. The memory for states is shared evenly between those named here. Raises
-    `ModelRefused` when the memory does not hold them or a file is no model, `InvalidConfiguration` when two have one name.
+    All models of a runtime have the same number of seats. The memory for states is shared evenly between those named here. `store` knows
+    the draft model, if one is asked for. Raises `ModelRefused` when the memory does not hold them or a file is no model,
+    `InvalidConfiguration` when two have one name.
     """
     names = [source.name for source in sources]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -200,7 +204,10 @@ def make_plan(
     check_gpu_layers(configuration, {source.backend for source in sources})
     files = [source.source for source in sources if source.backend == PicolmOnDemand.name]
     encoders = [source.source for source in sources if source.backend == EMBEDDED]
-    needs = [each for each in (source_needs(source, configuration.engine) for source in sources) if each is not None]
+    draft = find_draft(
+        configuration.speculation, sources, lambda reference: find_source(reference, store or Store(), configuration)
+    )
+    needs = [each for each in (source_needs(source, configuration.engine, draft) for source in sources) if each is not None]
     chosen = choose_for_all(host or read_host_limits(), configuration, needs, beside=_encoder_bytes(encoders))
     backends: list[Backend | DelegateBackend] = [
         PicolmOnDemand(files, configuration.engine),
@@ -227,19 +234,13 @@ def make_plan(
             residency=Residency(
                 keep_alive_seconds=configuration.engine.keep_alive_s or math.inf, models_max=configuration.engine.models_max
             ),
+            draft=draft,
         ),
         find_model=find_model,
         device=lane_name(configuration, files),
         stall_seconds=configuration.engine.stall_s,
+        hold_seconds=configuration.console.stall_ms / 1000,
     )
-
-
-def speculation_settings(choices: SpeculationChoices) -> SpeculationSettings | None:
-    """How tokens are guessed; None where they are not. Raises `InvalidConfiguration` for a mode that no model supports."""
-    strategy = read_strategy(choices.mode, param="speculation.mode")
-    if resolve_strategy(strategy) is Strategy.OFF:
-        return None
-    return SpeculationSettings(strategy=strategy, draft_max=choices.draft_max)
 
 
 def prefix_settings(scheduler: SchedulerSettings) -> PrefixSettings | None:
@@ -287,10 +288,16 @@ def _context(defaults: Defaults, configuration: Configuration) -> int:
     return defaults.context.value if defaults.context is not None else configuration.engine.context
 
 
-def source_needs(source: ModelSource, engine: EngineSettings = DEFAULT_ENGINE) -> ModelNeeds | None:
-    """What a source will take on this machine; None where it is no file. Blocks. Raises `ModelRefused` for a broken file."""
+def source_needs(
+    source: ModelSource, engine: EngineSettings = DEFAULT_ENGINE, draft: DraftSpecification | None = None
+) -> ModelNeeds | None:
+    """What a source will take on this machine, with its draft; None where it is no file. Blocks.
+
+    Raises `ModelRefused` for a broken file.
+    """
     if source.backend == PicolmOnDemand.name:
-        return read_needs(source.source, engine)
+        needs = read_needs(source.source, engine)
+        return needs if draft is None else with_draft(needs, read_needs(draft.source, engine))
     if source.backend not in FILE_ENGINES:
         return None
     path = Path(source.source)

@@ -16,6 +16,7 @@ BENCHES = {
     "prefix": ("tripower.bench.prefix.command", "prompts that begin alike: what reuse saves, what a miss costs"),
     "speculative": ("tripower.bench.speculative.command", "guessed tokens: what they bring, and that no answer changes"),
     "overload": ("tripower.bench.overload.command", "ten times the capacity, a noisy key, a crowd of connections"),
+    "console": ("tripower.bench.console.command", "looking inside a running server, the recorder, the page: what they cost"),
     "mix": ("tripower.bench.serving.mix", "streams that run while a long prompt arrives"),
     "soak": ("tripower.bench.serving.soak", "many streams for many minutes: does memory grow, is anything lost?"),
     "disconnect": ("tripower.bench.serving.disconnect", "from a client's close to its seat being free"),

@@ -46,6 +46,7 @@ RUNS = (
     Run("engine-gemma3-270m", ("engine", *GEMMA, "--only", "steps", "--only", "memory")),
     Run("mix-smollm2", ("mix", *SMALL)),
     Run("overload-smollm2", ("overload", *SMALL)),
+    Run("console", ("console", *SMALL)),
 )
 
 

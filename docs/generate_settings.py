@@ -22,7 +22,7 @@ They are checked once, all together, before anything is opened; every violation 
 """
 
 TAIL = """
-Not settings, but read: `TRIPOWER_HOME` (the store's place), `TRIPOWER_CONFIG`, `TRIPOWER_LOG` (`debug`, `info`, `warning`, `error`), `TRIPOWER_URL` (the server that `ps` asks), `TRIPOWER_API_KEY` (the key that `ps`, `run --url` and `chat --url` send), `TRIPOWER_API_KEYS` (the keys that `serve` accepts, see [keys.md](keys.md)), `SSL_CERT_FILE` (the certificates that `--url https://…` is trusted by, as `--cacert`), `TRIPOWER_HUB_TOKEN` (for `hf:` pulls), `TRIPOWER_KERNEL_CACHE` (where compiled kernels are kept, `kernels` in the home otherwise), `TRIPOWER_UPSTREAM_KEY` and `TRIPOWER_UPSTREAM_KEY_<NAME>` (keys of remote servers, see [backends.md](backends.md)).
+Not settings, but read: `TRIPOWER_HOME` (the store's place), `TRIPOWER_CONFIG`, `TRIPOWER_LOG` (`debug`, `info`, `warning`, `error`), `TRIPOWER_URL` (the server that `ps` asks), `TRIPOWER_API_KEY` (the key that `ps`, `run --url` and `chat --url` send), `TRIPOWER_API_KEYS` (the keys that `serve` accepts, see [keys.md](keys.md)), `SSL_CERT_FILE` (the certificates that `--url https://…` is trusted by, as `--cacert`), `TRIPOWER_HUB_TOKEN` (for `hf:` pulls), `TRIPOWER_KERNEL_CACHE` (where compiled kernels are kept, `kernels` in the home otherwise), `TRIPOWER_RUNTIME_DIR` (where consoles have their sockets, see [console.md](console.md)), `TRIPOWER_UPSTREAM_KEY` and `TRIPOWER_UPSTREAM_KEY_<NAME>` (keys of remote servers, see [backends.md](backends.md)).
 """
 
 

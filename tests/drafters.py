@@ -9,6 +9,8 @@ from collections.abc import Sequence
 class Teller:
     """Proposes what its `answer` has next, with a share of `wrong` guesses, at most `width` at a time; keeps what it was told."""
 
+    token_cost = spent = 0.0
+
     def __init__(
         self, answer: Sequence[int], *, width: int = 4, wrong: float = 0.0, seed: int = 0, vocabulary: int = 96
     ) -> None:

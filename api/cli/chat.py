@@ -1,19 +1,18 @@
 """`tripower chat MODEL`: a conversation.
 
-Reading a line blocks the whole loop, on purpose: nothing else has anything to do while a person types, and the line editor needs the main
-thread, where Ctrl-C interrupts it. While an answer runs, Ctrl-C is a cancellation of that answer and of nothing else.
+While an answer runs, Ctrl-C is a cancellation of that answer and of nothing else.
 """
 
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from functools import partial
 
 from tripower.api.cli import exit_codes
 from tripower.api.cli.answers import Question, Service, Summary, closing_line, options_of
 from tripower.api.cli.interrupts import Interrupts, run_until_interrupted
+from tripower.api.cli.line_editor import read_line
 from tripower.api.cli.problems import describe
 from tripower.api.cli.run import open_service
 from tripower.api.cli.settings import configure_logs, read_configuration, wait_without_spinning
@@ -45,7 +44,7 @@ async def _chat(arguments: argparse.Namespace, configuration: Configuration, int
         conversation = Conversation(service, arguments)
         if is_terminal(sys.stdin):
             note(f"{service.model}: {GREETING}")
-        while (line := read_line()) is not None:
+        while (line := read_line(PROMPT, GREETING)) is not None:
             match line.strip():
                 case "":
                     continue
@@ -114,23 +113,3 @@ class Conversation:
             note("stopped")
         elif not self._quiet:
             note(closing_line(summary))
-
-
-def read_line() -> str | None:
-    """A line, or None at the end of input. Blocks the thread. At a terminal, Ctrl-C gives an empty line."""
-    if not is_terminal(sys.stdin):
-        return sys.stdin.readline() or None
-    at_interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
-    at_end = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    try:
-        return input(PROMPT)
-    except EOFError:
-        print()
-        return None
-    except KeyboardInterrupt:
-        print()
-        note(GREETING)
-        return ""
-    finally:
-        signal.signal(signal.SIGINT, at_interrupt)
-        signal.signal(signal.SIGTERM, at_end)

@@ -96,4 +96,4 @@ def short_name(reference: str, store: Store, configuration: Configuration) -> st
 
 def _plan(reference: str, store: Store, configuration: Configuration) -> tuple[ModelSource, RuntimePlan]:
     source = find_source(reference, store, configuration)
-    return source, make_plan(configuration, [source])
+    return source, make_plan(configuration, [source], store=store)

@@ -13,6 +13,8 @@ CURES = {
     "chat_template_missing": "this model has no chat template: continue plain text with `tripower run MODEL --raw PROMPT`",
 }
 """Where the message of an error speaks of HTTP, what to do on the command line."""
+UNREACHED = frozenset({"cannot_attach", "no_answer", "server_gone"})
+"""Codes of a console that cannot be attached to, or that has ended."""
 KEY_VARIABLE = "TRIPOWER_API_KEY"
 UNAUTHORISED = 401
 
@@ -50,7 +52,7 @@ def describe(causes: Sequence[BaseException]) -> tuple[str, int]:
         if len(lines) == 1:
             return error.message, exit_codes.USAGE
         return "\n  ".join(["these settings cannot be used:", *lines]), exit_codes.USAGE
-    if isinstance(error, CannotConnect):
+    if isinstance(error, CannotConnect) or error.code in UNREACHED:
         return error.message, exit_codes.NO_CONNECTION
     if isinstance(error, ServerRefused):
         return refused(error), exit_codes.REFUSED

@@ -29,12 +29,17 @@ from tripower.api.cli.serve_banner import banner
 from tripower.api.cli.settings import configure_logs, flush_logs, log_as_json, read_configuration, wait_without_spinning
 from tripower.api.cli.shutdown import Shutdown, end_within
 from tripower.api.cli.terminal import note, say
+from tripower.api.console.actor import start_console
+from tripower.api.console.listening import console_socket
 from tripower.api.embedding import open_planned
 from tripower.api.http.actor import Drain, Drained, start_api
 from tripower.api.http.auth import load_keys
 from tripower.api.http.binding import BoundSockets, bind
+from tripower.api.http.exchange import Exchange
 from tripower.api.http.listening.exposure import check_exposure, raise_descriptor_limit
+from tripower.api.http.listening.unix_socket import UnixSocket
 from tripower.api.http.observe.keepers import Keepers, open_keepers
+from tripower.api.overview.collector import Collector
 from tripower.api.plan import find_source, find_stored, make_plan, stored_sources
 from tripower.runtime.configuration import Configuration
 from tripower.runtime.engine import Progress
@@ -65,11 +70,17 @@ def main(arguments: argparse.Namespace) -> int:
     keys = load_keys(configuration.auth)  # refused before anything is open
     check_exposure(configuration.server, has_keys=keys is not None)
     raise_descriptor_limit()
-    with bind(configuration.server) as bound, open_keepers(configuration.server) as keepers:
-        return trio.run(partial(serve, configuration, bound, keepers, quiet=arguments.quiet))
+    with (
+        bind(configuration.server) as bound,
+        open_keepers(configuration.server) as keepers,
+        console_socket(configuration.console) as opened,
+    ):
+        return trio.run(partial(serve, configuration, bound, keepers, opened, quiet=arguments.quiet))
 
 
-async def serve(configuration: Configuration, bound: BoundSockets, keepers: Keepers, *, quiet: bool) -> int:
+async def serve(
+    configuration: Configuration, bound: BoundSockets, keepers: Keepers, opened: UnixSocket | None, *, quiet: bool
+) -> int:
     """The whole life of a service on bound sockets. Returns the exit code; raises what pulling, planning or loading raises."""
     shutdown = Shutdown()
     interrupted = 0
@@ -80,7 +91,7 @@ async def serve(configuration: Configuration, bound: BoundSockets, keepers: Keep
             with shutdown.until_asked():
                 plan = await prepare(configuration, Store(), display, quiet=quiet)
             if plan is not None:
-                interrupted = await serve_plan(configuration, bound, keepers, plan, shutdown, display)
+                interrupted = await serve_plan(configuration, bound, keepers, opened, plan, shutdown, display)
             watching.cancel_scope.cancel()
     return exit_codes.FORCED if interrupted else exit_codes.OK
 
@@ -96,7 +107,8 @@ async def prepare(configuration: Configuration, store: Store, display: Display, 
         sources = sources or stored_sources(store, configuration)
         if not sources:
             raise NotFound("there is no model to serve: name one, as in `tripower serve smollm2`", code="no_models")
-        return make_plan(configuration, sources, find_model=find_stored(store, configuration))
+        plan = make_plan(configuration, sources, find_model=find_stored(store, configuration), store=store)
+        return attrs.evolve(plan, recorder_entries=configuration.console.recorder)
 
     if references:
         display.loading(short_name(references[0], store, configuration))("engine", 0.0)
@@ -104,17 +116,39 @@ async def prepare(configuration: Configuration, store: Store, display: Display, 
 
 
 async def serve_plan(
-    configuration: Configuration, bound: BoundSockets, keepers: Keepers, plan: RuntimePlan, shutdown: Shutdown, display: Display
+    configuration: Configuration,
+    bound: BoundSockets,
+    keepers: Keepers,
+    opened: UnixSocket | None,
+    plan: RuntimePlan,
+    shutdown: Shutdown,
+    display: Display,
 ) -> int:
-    """Serve until the first signal, then drain. Returns how many answers were cut off. Raises what a load raises."""
+    """Serve until the first signal, then drain. Returns how many answers were cut off. Raises what a load raises.
+
+    Consoles attach at `opened`, from before the loads until after the end.
+    """
     with ExitStack() as ending, hangups(configuration.auth, bound.certificates) as signals:
         async with open_planned(plan) as runtime:
-            api = start_api(runtime, configuration, bound, keepers=keepers)
+            active = set[Exchange]()
+            overview = Collector(runtime, active)
+            if opened is not None:
+                start_console(
+                    runtime,
+                    opened,
+                    active=active,
+                    drain=shutdown.ask,
+                    python=configuration.console.python,
+                    url=bound.url,
+                    models=[source.name for source in plan.sources],
+                    overview=overview,
+                )
+            api = start_api(runtime, configuration, bound, keepers=keepers, active=active, overview=overview)
             try:
                 with shutdown.until_asked():
                     ready = await load_all(runtime, configuration, plan, display)
                     display.close()
-                    say(banner(configuration, bound.url, plan, ready), sys.stdout)
+                    say(banner(configuration, bound.url, plan, ready, None if opened is None else opened.path), sys.stdout)
                     await reload_at_hangups(api, signals, bound.certificates, with_keys=bool(configuration.auth.keys_file))
             except BaseException:
                 with trio.move_on_after(GRACE_SECONDS, shield=True), suppress(TripowerError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping
 from ipaddress import ip_address
@@ -17,8 +18,10 @@ from tripower.api.version import VERSION
 from tripower.runtime.configuration import Configuration
 
 
-def banner(configuration: Configuration, url: str, plan: RuntimePlan, ready: Mapping[str, ReadyModel]) -> str:
-    """The block. `ready` has the models that are loaded; the others of the plan load when they are asked for."""
+def banner(
+    configuration: Configuration, url: str, plan: RuntimePlan, ready: Mapping[str, ReadyModel], console: Path | None = None
+) -> str:
+    """The block. `ready` has the models that are loaded; the others of the plan load when they are asked for. `console` is its socket."""
     queue = plan.limits.queue
     lines = [f"tripower {VERSION} listens at {url}", *also_at(configuration), ""]
     for source in plan.sources:
@@ -27,6 +30,8 @@ def banner(configuration: Configuration, url: str, plan: RuntimePlan, ready: Map
     lines += [
         f"  seats     {queue.members_max} answer at the same time, {queue.waiting_max} may wait",
         f"  keys      {keys_line(configuration)}",
+        *page_lines(configuration, url),
+        f"  console   {console_line(configuration, console)}",
         "",
         f"  {curl_line(url, plan, ready, with_key=keys_configured(configuration))}",
         "",
@@ -53,6 +58,18 @@ def keys_line(configuration: Configuration) -> str:
         return f"off{'' if is_loopback(configuration.server.host) else ': everyone who can reach this address may use it'}"
     admins = sum(key.admin for key in keys)
     return f"on: {len(keys)} of them, {admins or 'none'} for administration"
+
+
+def page_lines(configuration: Configuration, url: str) -> list[str]:
+    """Where the page is, for browsers: they reach no Unix socket."""
+    return [f"  page      {url}/ui"] if configuration.server.ui and url.startswith("http") else []
+
+
+def console_line(configuration: Configuration, socket: Path | None) -> str:
+    """What to type to look inside."""
+    if socket is None:
+        return "off"
+    return f"tripower console {shlex.quote(str(socket)) if configuration.console.socket else os.getpid()}"
 
 
 def engine_lines(plan: RuntimePlan) -> list[str]:

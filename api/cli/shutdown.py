@@ -19,7 +19,7 @@ class Shutdown:
 
     def __init__(self) -> None:
         self.asked = False
-        """Whether the first has come."""
+        """Whether the first has come, or somebody at the console has asked instead."""
         self.at_once = trio.Event()
         """Set by the second."""
         self._scope = trio.CancelScope()
@@ -31,12 +31,17 @@ class Shutdown:
             self._scope.cancel(reason="a signal came")
         return self._scope
 
+    def ask(self) -> None:
+        """What the first signal does. Synchronous, idempotent."""
+        if not self.asked:
+            self.asked = True
+            self._scope.cancel(reason="a signal came, or somebody at the console asked")
+
     async def watch(self, signals: AsyncIterator[int]) -> None:
         """Pass signals on. The third ends the process."""
         async for _ in signals:
             if not self.asked:
-                self.asked = True
-                self._scope.cancel(reason="a signal came")
+                self.ask()
             elif not self.at_once.is_set():
                 self.at_once.set()
             else:

@@ -6,20 +6,25 @@ Each request is a task of its connection, which asks the other actors for itself
 from __future__ import annotations
 
 import logging
-from typing import Any, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
+import attrs
 import trio
 
 from tripower.actors.runtime import Runtime
 from tripower.api.http.application import Application
 from tripower.api.http.auth.keyring import Keyring
 from tripower.api.http.binding import BoundSockets
+from tripower.api.http.exchange import Exchange
 from tripower.api.http.figures import ApiStatistics
 from tripower.api.http.listener import Listener
 from tripower.api.http.observe.keepers import Keepers
 from tripower.api.http.service import Service
 from tripower.runtime.configuration import Configuration
 from tripower.runtime.kernel import LATER, Actor, Ask, Envelope, Message, Overloaded, Ref
+
+if TYPE_CHECKING:
+    from tripower.api.overview.collector import Collector
 
 log = logging.getLogger("tripower.http")
 
@@ -66,13 +71,17 @@ class ApiActor(Actor[Command]):
         bound: BoundSockets,
         keepers: Keepers,
         keyring: Keyring,
+        active: set[Exchange],
+        overview: Collector | None = None,
     ) -> None:
         self._runtime = runtime
         self._drain_seconds = configuration.server.drain_timeout_s
         self._keepers = keepers
         self._url = bound.url
         self._keyring = keyring
-        service = Service(runtime, configuration.server, configuration.scheduler, keepers, keyring)
+        service = Service(runtime, configuration.server, configuration.scheduler, keepers, keyring, active)
+        if overview is not None:
+            service = attrs.evolve(service, overview=overview)
         self._application = Application(service)
         self._listener = Listener(self._application, bound.sockets, configuration.server, bound.certificates)
         self._listening = trio.CancelScope()
@@ -138,12 +147,21 @@ class ApiActor(Actor[Command]):
 
 
 def start_api(
-    runtime: Runtime, configuration: Configuration, bound: BoundSockets, *, name: str = "api", keepers: Keepers | None = None
+    runtime: Runtime,
+    configuration: Configuration,
+    bound: BoundSockets,
+    *,
+    name: str = "api",
+    keepers: Keepers | None = None,
+    active: set[Exchange] | None = None,
+    overview: Collector | None = None,
 ) -> Ref[Command]:
     """Serve a runtime on bound sockets from now on. Synchronous; requests are answered as soon as the loop turns.
 
-    End it with `await ref.ask(Drain())`, then leave the runtime. Raises `InvalidConfiguration` for keys that cannot be used.
+    `active` will hold the requests whose answer is not complete, for others to look at, and `overview` is what others look with. End it
+    with `await ref.ask(Drain())`, then leave the runtime. Raises `InvalidConfiguration` for keys that cannot be used.
     """
     keyring = Keyring(configuration.auth)
     told = Keepers() if keepers is None else keepers
-    return runtime.system.spawn(lambda: ApiActor(runtime, configuration, bound, told, keyring), name=name)
+    exchanges = set[Exchange]() if active is None else active
+    return runtime.system.spawn(lambda: ApiActor(runtime, configuration, bound, told, keyring, exchanges, overview), name=name)

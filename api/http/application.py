@@ -36,6 +36,7 @@ from tripower.api.http.tokens.endpoints import (
 )
 from tripower.api.http.tokens.requests import APPLY_TEMPLATE, DETOKENIZE, TOKENIZE
 from tripower.api.http.tokens.work import TextWork
+from tripower.api.http.ui.endpoints import redirect, ui_routes, wants_page
 from tripower.runtime.kernel import TripowerError
 
 LOOKING = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -47,6 +48,7 @@ class Application:
 
     def __init__(self, service: Service) -> None:
         self._keepers = service.keepers
+        self._has_page = service.server.ui
         self._router = Router(routes(service), redirect_slashes=False, default=self._no_route)
         guarded = HostGuard(Authentication(self._route, service), service.server, Origins(service.server))
         self._exchanges = Exchanges(ErrorBodies(guarded), service.keepers, service.active, self.route_of)
@@ -76,6 +78,9 @@ class Application:
     async def _no_route(self, scope: Any, receive: Any, send: Any) -> None:
         """Nothing lives here. Says what is meant, where that can be guessed: `/v1` is often left out, or there twice."""
         exchange: Exchange = scope[EXCHANGE]
+        if self._has_page and wants_page(exchange):
+            await redirect(exchange, "ui")
+            return
         path = plain_path(exchange.path)
         cure = "GET /v1/models lists the models, and GET /openapi.json describes every route"
         for meant in (f"/v1{path}", path.removeprefix("/v1")):
@@ -108,6 +113,7 @@ def routes(service: Service) -> list[Route]:
         Route("/v1/requests/{id}/cancel", CancelRequest(service), methods=["POST"], name="cancel_request"),
         Route("/models/load", LoadModel(service), methods=["POST"], name="load_model"),
         Route("/models/unload", UnloadModel(service), methods=["POST"], name="unload_model"),
+        *ui_routes(service),
     ]
     return [*described, Route(OPENAPI_PATH, OpenApi(described, service.keyring), methods=["GET"], name="openapi")]
 

@@ -213,6 +213,11 @@ class Connection:
             self._request.client_left = True
             self._nursery.cancel_scope.cancel(reason=reason)
 
+    def cut(self, reason: str) -> None:
+        """Give up an answer that the client does not read. The parser may take it for complete already, so the transport goes too."""
+        self._leave(reason)
+        self._transport.reset()
+
     # Reading.
 
     async def _read(self) -> None:
@@ -315,6 +320,11 @@ class Connection:
     def awaits_continue(self) -> bool:
         """Whether the client waits for `100 Continue` before it sends its body."""
         return self.protocol.connection.they_are_waiting_for_100_continue
+
+    @property
+    def waiting_since(self) -> float | None:
+        """Since when bytes of an answer have been waiting for the client; None while none do."""
+        return self._transport.waiting_since
 
     async def send_continue(self) -> None:
         """Tell it to go on."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -16,7 +16,9 @@ import msgspec
 import trio
 
 from tripower.actors.dialogue import GenerationFinished, GenerationRequest, Timings
+from tripower.actors.generation import Generation
 from tripower.api.http.fields import NAMES_MAX
+from tripower.api.http.incoming import Incoming
 from tripower.runtime.admission import ANYBODY, Caller
 from tripower.runtime.kernel import NEVER, DeadlineExceeded, InvalidRequest, TripowerError
 
@@ -79,6 +81,11 @@ class Exchange:
         """The context that work for this request belongs to, in W3C's form."""
         self.timings: Timings | None = None
         """Of a complete answer."""
+        self.generations: Sequence[Generation] = ()
+        """What models answer it with, once they have it in their queues."""
+        self.cut_off = ""
+        """The code of the error because of which the client was cut off in the middle of its answer; usually empty."""
+        self._incoming: Incoming | None = scope.get("extensions", {}).get("tripower.incoming")
         self._receive, self._send = receive, send
         self._body_left = b"content-length" in self.headers or b"transfer-encoding" in self.headers
         self._interruptible: Interruptible | None = None
@@ -169,6 +176,11 @@ class Exchange:
         await self._start(status, [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *headers])
         await self._send({"type": "http.response.body", "body": body})
 
+    async def answer_unchanged(self, headers: Iterable[Header]) -> None:
+        """Say that what the client has is still right (304)."""
+        await self._start(304, list(headers))
+        await self._send({"type": "http.response.body", "body": b""})
+
     async def start_stream(self, headers: Iterable[Header]) -> None:
         """Send the head of an answer whose length nobody knows yet."""
         await self._start(200, list(headers))
@@ -215,6 +227,26 @@ class Exchange:
         self._interruption = self._interruption or error
         if self._interruptible is not None:
             self._interruptible.scope.cancel(reason=error.code)
+
+    def cancel(self, error: TripowerError) -> None:
+        """End the request wherever it is: while its body arrives, while a model has it, or while its client does not read.
+
+        The client is told, unless it does not read; then it is cut off. Synchronous; without effect on an answer
+        that is complete. Wait for `over`.
+        """
+        self.interrupt(error)
+        if self._incoming is None:
+            return
+        if self.waiting_since is not None:
+            self.cut_off = error.code
+            self._incoming.cut(error.code)
+        elif self._interruptible is None and not self.started:
+            self._incoming.fail_body(error)
+
+    @property
+    def waiting_since(self) -> float | None:
+        """Since when bytes of the answer have been waiting for the client to take them; None while none do."""
+        return None if self._incoming is None else self._incoming.waiting_since
 
     def _request_id(self) -> bytes:
         given = self.headers.get(b"x-request-id")

@@ -28,6 +28,13 @@ class Source(Protocol):
     def awaits_continue(self) -> bool:
         """Whether the client waits for `100 Continue`."""
 
+    @property
+    def waiting_since(self) -> float | None:
+        """Since when bytes of the answer have been waiting for the client to take them; None while none do."""
+
+    def cut(self, reason: str) -> None:
+        """Give up an answer that the client does not read, and whoever works on it. Synchronous, idempotent."""
+
     async def send_continue(self) -> None:
         """Tell it to go on. Blocks while it takes nothing."""
 
@@ -38,7 +45,7 @@ class Source(Protocol):
 class Incoming:
     """One writer, the connection, and one reader, the application."""
 
-    __slots__ = ("_arrived", "_failed", "_messages", "_read", "_source", "_unread", "client_left")
+    __slots__ = ("_arrived", "_failure", "_messages", "_read", "_source", "_unread", "client_left")
 
     def __init__(self, source: Source) -> None:
         self.client_left = False
@@ -46,7 +53,7 @@ class Incoming:
         self._source = source
         self._messages: deque[dict[str, Any]] = deque()
         self._unread = 0
-        self._failed = False
+        self._failure: TripowerError | None = None
         self._arrived: trio.Event | None = None
         self._read: trio.Event | None = None
 
@@ -70,8 +77,8 @@ class Incoming:
         if self._source.awaits_continue:
             await self._source.send_continue()
         while not self._messages:
-            if self._failed:
-                raise BodyTimeout("the request's body did not arrive in time")
+            if self._failure is not None:
+                raise self._failure
             self._arrived = trio.Event()
             await self._arrived.wait()
         message = self._messages.popleft()
@@ -81,10 +88,19 @@ class Incoming:
                 self._wake_writer()
         return message
 
-    def fail_body(self) -> None:
-        """The body is late: the next `receive` that would wait raises."""
-        self._failed = True
+    def fail_body(self, error: TripowerError | None = None) -> None:
+        """The body is late, or not wanted because of an error: the next `receive` that would wait raises."""
+        self._failure = error or BodyTimeout("the request's body did not arrive in time")
         self._wake_reader()
+
+    @property
+    def waiting_since(self) -> float | None:
+        """See `Source`."""
+        return self._source.waiting_since
+
+    def cut(self, reason: str) -> None:
+        """See `Source`."""
+        self._source.cut(reason)
 
     def _wake_reader(self) -> None:
         if self._arrived is not None:

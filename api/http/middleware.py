@@ -35,6 +35,7 @@ class Exchanges:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         exchange = Exchange(scope, receive, send)
         scope[EXCHANGE] = exchange
+        trio.lowlevel.current_task().name = f"request {exchange.request_id.decode()}"  # what the console finds it by
         self.active.add(exchange)
         span = self._keepers.begin(exchange)
         if span is not None:
@@ -46,6 +47,7 @@ class Exchanges:
             raise
         finally:
             self.active.discard(exchange)
+            exchange.end = exchange.cut_off or exchange.end
             route = scope.get("route") or self._route_of(scope)  # who is refused by key or rate has not come to the router
             exchange.route = route.path_format if route is not None else UNMATCHED
             self._keepers.end(exchange, route.name if route is not None else "", span)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import attrs
 
 from tripower.actors.dialogue import GenerationFinished
@@ -13,6 +15,9 @@ from tripower.api.http.figures import Figures
 from tripower.api.http.observe.keepers import Keepers
 from tripower.runtime.configuration import AuthSettings, SchedulerSettings, ServerSettings
 from tripower.runtime.kernel import InvalidRequest
+
+if TYPE_CHECKING:
+    from tripower.api.overview.collector import Collector
 
 
 @attrs.frozen
@@ -26,6 +31,8 @@ class Service:
     keyring: Keyring = attrs.Factory(lambda: Keyring(AuthSettings(), {}))
     active: set[Exchange] = attrs.Factory(set)
     """Requests whose answer is not complete."""
+    overview: Collector = attrs.Factory(lambda self: _collector(self), takes_self=True)
+    """Makes the view of all of it."""
 
     @property
     def figures(self) -> Figures:
@@ -49,3 +56,9 @@ class Service:
         if len(writers) != 1:
             raise InvalidRequest(f"model is missing, and {len(models)} are served: name one of them", param="model")
         return writers[0].name
+
+
+def _collector(service: Service) -> Collector:
+    from tripower.api.overview.collector import Collector  # which needs this package first
+
+    return Collector(service.runtime, service.active)

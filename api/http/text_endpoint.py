@@ -80,7 +80,7 @@ class TextEndpoint:
 def begin(exchange: Exchange, asked: Asked, choices: Choices) -> None:
     """What is known when all choices have been entered. Raises `InvalidRequest` for a prompt that cannot be repeated."""
     generations = choices.generations
-    exchange.model = asked.requests[0].model
+    exchange.model, exchange.generations = asked.requests[0].model, generations
     exchange.prompt_tokens = sum(generation.prompt_tokens for generation in generations[:: asked.n])
     if asked.echo and generations[0].text is None and any(isinstance(each.prompt, tuple) for each in asked.requests):
         raise InvalidRequest(

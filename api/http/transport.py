@@ -28,7 +28,7 @@ class ClientLost(ConnectionError):
 class Transport:
     """A non-blocking socket in Trio. One task reads, one writes."""
 
-    __slots__ = ("_closed", "_send_seconds", "_socket", "_stall")
+    __slots__ = ("_closed", "_send_seconds", "_socket", "_stall", "waiting_since")
 
     secure = False
     """Whether what passes is encrypted."""
@@ -38,6 +38,8 @@ class Transport:
         self._socket = connected
         self._send_seconds = send_seconds
         self._stall: trio.CancelScope | None = None
+        self.waiting_since: float | None = None
+        """Since when a write has been waiting for the client to take it, on Trio's clock; None while none does."""
         self._closed = False
 
     async def receive(self) -> bytes:
@@ -86,7 +88,7 @@ class Transport:
             await self._send_rest(memoryview(data)[sent:])
 
     async def _send_rest(self, rest: memoryview) -> None:
-        done = False
+        done, self.waiting_since = False, trio.current_time()
         try:
             while rest:
                 await self._wait_for_progress()
@@ -95,10 +97,12 @@ class Transport:
                 except (BlockingIOError, InterruptedError):
                     continue
             done = True
+        except ClientLost:  # an `OSError` too
+            raise
         except (OSError, trio.ClosedResourceError) as error:
             raise ClientLost("the client has gone") from error
         finally:
-            self._stall = None
+            self._stall = self.waiting_since = None
             if not done:
                 self.reset()
 

@@ -8,7 +8,7 @@ from tripower.actors.request_paths import RequestPath
 
 
 class Percentiles(msgspec.Struct, frozen=True):
-    """Of answers that were completed lately; None where there were none."""
+    """Of answers that were completed lately and of those that run; None where there are none."""
 
     p50: float | None = None
     p95: float | None = None
@@ -57,7 +57,7 @@ class DeviceOverview(msgspec.Struct, frozen=True, kw_only=True):
     """Of the time lately."""
 
 
-class Point(msgspec.Struct, frozen=True):
+class Point(msgspec.Struct, frozen=True, gc=False):
     """One sample of the plots."""
 
     at: float
@@ -68,7 +68,7 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole server at one moment. "Lately" is the last `window_seconds`."""
+    """A whole server at one moment. "Lately" is the last `window_seconds`; what is said per second is of the last `rate_seconds`."""
 
     version: str
     pid: int
@@ -77,14 +77,18 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     reasons: tuple[str, ...] = ()
     uptime_seconds: float
     window_seconds: float
+    rate_seconds: float = 0.0
     running: int
     waiting: int
     tokens_per_second: float
     prompt_tokens_per_second: float
     requests_per_second: float
+    """That models were asked."""
     refused_per_second: float
+    """Of them, and of those that came to no model, the ones that the server had no room for or that were over a limit."""
     models: tuple[ModelOverview, ...] = ()
     identities: tuple[IdentityOverview, ...] = ()
+    """Who had tokens lately, waits or runs: at most twenty, the busiest first."""
     devices: tuple[DeviceOverview, ...] = ()
     requests: tuple[RequestPath, ...] = ()
     """The ten slowest that run or wait, the oldest first."""

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tripower.runtime.configuration import (
         AuthSettings,
         Configuration,
+        ConsoleSettings,
         EngineSettings,
         ProxySettings,
         SchedulerSettings,
@@ -89,6 +90,7 @@ _HOMES = {
     "tripower.runtime.configuration": (
         "AuthSettings",
         "Configuration",
+        "ConsoleSettings",
         "EngineSettings",
         "ProxySettings",
         "SchedulerSettings",
@@ -127,6 +129,7 @@ __all__ = [
     "ChatMessage",
     "ChoiceFormat",
     "Configuration",
+    "ConsoleSettings",
     "DeadlineExceeded",
     "DeviceFailed",
     "EmbeddedRuntime",

@@ -56,6 +56,12 @@ class PicolmBackend:
     def load(self, specification: LoadSpecification, progress: Progress) -> Iterator[LoadedModel | None]:
         """Yield None at boundaries and the model last. Raises `ModelRefused`. Blocks between boundaries for one tensor."""
         with refusing(specification.name):
+            if specification.draft is not None:
+                from tripower.backends.picolm.drafted import Choices, load_drafted  # late: it stands on this module
+
+                choices = Choices(self._kernels, self._kv_type, self._device)
+                yield from load_drafted(specification, specification.draft, choices, progress)
+                return
             with open_model(specification.source) as file:
                 plan = plan_load(file, specification, self._kernels, self._kv_type, self._device)
                 yield None

@@ -98,6 +98,10 @@ class Accounts(Generic[T]):
             account.floor = self.virtual_time
         return account
 
+    def put(self, account: Account[T]) -> None:
+        """Add an account as it is."""
+        self._by_identity[account.caller.identity] = account
+
     def seat(self, account: Account[T], cost: float) -> None:
         """Charge a request, and let the virtual time follow."""
         self.virtual_time = max(self.virtual_time, account.counter)

@@ -189,6 +189,10 @@ class Gate(Generic[T]):
         """Everybody with a seat or a waiting place."""
         return [*self._active, *self._waiting]
 
+    def identities(self) -> list[tuple[Caller, int, int]]:
+        """Whoever is here: how many of its requests have a seat, and how many wait."""
+        return [(each.caller, each.active, len(each.waiting)) for each in self._accounts if each.present]
+
     def waiting_before(self, ticket: T) -> int:
         """How many of the same identity wait in front of a ticket."""
         if ticket not in self._waiting:

@@ -23,7 +23,8 @@ from tripower.runtime.store.home import home_directory
 FILE_BYTES_MAX = 1 << 20
 PREFIX = "TRIPOWER_"
 NOT_SETTINGS = frozenset(
-    PREFIX + name for name in ("HOME", "CONFIG", "LOG", "HUB_TOKEN", "URL", "API_KEY", "API_KEYS", "KERNEL_CACHE")
+    PREFIX + name
+    for name in ("HOME", "CONFIG", "LOG", "HUB_TOKEN", "URL", "API_KEY", "API_KEYS", "KERNEL_CACHE", "RUNTIME_DIR")
 )
 TEST_PREFIX = "TRIPOWER_TEST_"
 KEY_PREFIX = "TRIPOWER_UPSTREAM_KEY"

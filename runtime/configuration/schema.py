@@ -38,6 +38,8 @@ _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._-]+(:[0-9]{1,5})?\Z|[a-z][a-z0-9+.-]*://\[[0-9a-f:.]+\](:[0-9]{1,5})?\Z")
 _PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)*\Z")
 _MODEL = re.compile(r"[^\x00-\x1f\x7f]+\Z")
+_DIGEST = re.compile(r"[0-9A-Fa-f]{64}\Z")
+_ADDRESS = re.compile(r"[^/]*:[0-9]+\Z|[0-9]+\Z|[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -74,6 +76,11 @@ def is_path(text: str) -> bool:
     return "\0" not in text and len(text.encode(errors="surrogatepass")) <= PATH_BYTES_MAX
 
 
+def is_socket(text: str) -> bool:
+    """Whether `text` can name a Unix socket; empty names none. A port, HOST:PORT and a URL cannot, though a file might be called so."""
+    return is_path(text) and _ADDRESS.match(text) is None
+
+
 def is_origin(text: str) -> bool:
     """Whether `text` is an origin as browsers send it: in lower case, without a path; or `*` for all of them."""
     return text == "*" or _ORIGIN.match(text) is not None
@@ -93,6 +100,16 @@ def is_device(text: str) -> bool:
 def is_model(text: str) -> bool:
     """Whether `text` can be a model reference; whether it means anything is found out when it is resolved."""
     return bool(_MODEL.match(text)) and text == text.strip() and not text.startswith("=") and not text.endswith("=")
+
+
+def is_optional_model(text: str) -> bool:
+    """Whether `text` is empty, or can be a model reference."""
+    return not text or is_model(text)
+
+
+def is_digest(text: str) -> bool:
+    """Whether `text` is a SHA-256 in hexadecimal digits; empty is none."""
+    return not text or _DIGEST.match(text) is not None
 
 
 TEXT_RULES: Mapping[str, tuple[Callable[[str], bool], str]] = {
@@ -115,7 +132,11 @@ TEXT_RULES: Mapping[str, tuple[Callable[[str], bool], str]] = {
     "engine.kernels": (KERNELS.__contains__, f"one of {', '.join(KERNELS)}"),
     "engine.kv_type": (KV_TYPES.__contains__, f"one of {', '.join(KV_TYPES)}"),
     "speculation.mode": (MODES.__contains__, f"one of {', '.join(MODES)}"),
+    "speculation.draft_model": (is_optional_model, "a model name or source"),
+    "speculation.draft_sha256": (is_digest, "64 hexadecimal digits"),
+    "speculation.draft_target_sha256": (is_digest, "64 hexadecimal digits"),
     "proxy.extensions": (PROXY_EXTENSIONS.__contains__, f"of {', '.join(PROXY_EXTENSIONS)}"),
+    "console.socket": (is_socket, "the path of a Unix socket, never an address"),
 }
 
 

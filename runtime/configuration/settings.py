@@ -26,7 +26,7 @@ METRICS_FAMILIES = ("vllm", "llamacpp")
 """What `server.metrics_families` may hold."""
 LOG_FORMATS = ("text", "json")
 """What `server.log_format` may be."""
-MODES = ("auto", "off", "prompt-lookup", "ngram-context")
+MODES = ("auto", "off", "prompt-lookup", "ngram-context", "draft-model")
 """What `speculation.mode` may be."""
 KV_TYPES = ("f32", "f16")
 """What `engine.kv_type` may be."""
@@ -56,6 +56,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         tuple[str, ...],
         Meta(max_length=2, description="further names for the metrics: vllm, llamacpp"),
     ] = ()
+    ui: Annotated[bool, Meta(description="offer the web page at /ui: a chat, and a live view of the server")] = True
     log_format: Annotated[str, Meta(description="log lines for people (text) or programs (json)")] = "text"
     audit_file: Annotated[str, Meta(description="file that gets a line for each request that did something; empty = none")] = ""
     audit_denies: Annotated[bool, Meta(description="refuse work while the audit log cannot be written")] = False
@@ -135,10 +136,18 @@ class SpeculationChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     mode: Annotated[
         str,
         Meta(
-            description="where guesses come from: off, prompt-lookup, ngram-context, or auto: the best that cannot change answers"
+            description="where guesses come from: off, prompt-lookup, ngram-context, draft-model, or auto: lookups where they cannot "
+            "change answers"
         ),
     ] = "off"
     draft_max: Annotated[int, Meta(ge=0, le=64, description="longest guess in tokens; 0 = by the strategy")] = 0
+    draft_model: Annotated[
+        str, Meta(description="smaller model that guesses in draft-model mode, loaded beside each model; empty = none")
+    ] = ""
+    draft_sha256: Annotated[str, Meta(description="digest that the draft model's file must have; empty = any")] = ""
+    draft_target_sha256: Annotated[
+        str, Meta(description="digest of the file that the draft model was made for; empty = any whose tokens are the same")
+    ] = ""
 
 
 class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -173,7 +182,7 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         int, Meta(ge=0, le=256, description="models in memory at once; another one waits until an idle one has gone; 0 = any")
     ] = 0
     stall_s: Annotated[
-        float, Meta(ge=1, le=3600, description="a device that works and passes no step for so long is unhealthy")
+        float, Meta(ge=1, le=3600, description="a device or delegate that works and passes no step for so long is unhealthy")
     ] = 60.0
     gpu_layers: Annotated[
         int,
@@ -195,6 +204,20 @@ class ProxySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     ] = ()
 
 
+class ConsoleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The console of a service: who has its process may look inside. A library turns it on where it is opened."""
+
+    enabled: Annotated[bool, Meta(description="let `tripower console` look inside, at a Unix socket of this user alone")] = True
+    socket: Annotated[str, Meta(description="path of the console's socket; empty = PID.sock in the runtime directory")] = ""
+    python: Annotated[bool, Meta(description="let `py` run Python in the process")] = True
+    stall_ms: Annotated[
+        int, Meta(ge=0, le=60_000, description="note what holds the loop for longer, and at which line; 0 = do not look")
+    ] = 0
+    recorder: Annotated[
+        int, Meta(ge=0, le=1_000_000, description="messages that are remembered for `tripower console record`; 0 = none")
+    ] = 20_000
+
+
 class Described(NamedTuple):
     """One setting as it is in force. `source` is `default`, or where the value was given."""
 
@@ -213,6 +236,7 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     engine: EngineSettings = EngineSettings()
     speculation: SpeculationChoices = SpeculationChoices()
     proxy: ProxySettings = ProxySettings()
+    console: ConsoleSettings = ConsoleSettings()
     models: Annotated[
         tuple[str, ...], Meta(max_length=256, description="models to serve: a name, a source, or NAME=SOURCE")
     ] = ()

@@ -13,6 +13,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from tripower.runtime.engine.encoder import LaneModel
+    from tripower.runtime.speculation.draft_model import DraftModel
 
 from tripower.runtime.engine.answer import AnswerPlan, ToolChoice
 from tripower.runtime.engine.constraint import OutputFormat, TokenMask
@@ -241,6 +242,21 @@ class LoadedModel(msgspec.Struct, frozen=True):
 
     engine: StepEngine
     text: TextLayer
+    draft: DraftModel | None = None
+    """What guesses for the engine, which closes it and is charged with its memory."""
+
+
+class DraftSpecification(msgspec.Struct, frozen=True, kw_only=True):
+    """A second model that guesses for the one that is loaded."""
+
+    name: str
+    """What people know it by."""
+    source: str
+    """A path on this machine, or what the backend understands as one."""
+    sha256: str = ""
+    """Of the draft's file, 64 hexadecimal digits; empty: any file will do."""
+    target_sha256: str = ""
+    """The same of the file that it was made for."""
 
 
 class LoadSpecification(msgspec.Struct, frozen=True, kw_only=True):
@@ -255,6 +271,8 @@ class LoadSpecification(msgspec.Struct, frozen=True, kw_only=True):
     state_bytes_max: int
     threads: int
     prefill_chunk: int
+    draft: DraftSpecification | None = None
+    """A backend that has no use for one refuses it (`no_draft_here`)."""
 
 
 Progress = Callable[[str, float], None]

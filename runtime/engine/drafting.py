@@ -12,7 +12,10 @@ from typing import Protocol
 
 
 class Drafter(Protocol):
-    """Belongs to one sequence; made off the lane, used on the lane from the sequence's first step on. Synchronous, quick."""
+    """Belongs to one sequence; made off the lane, used on the lane from the sequence's first step on. Synchronous.
+
+    Quick, or it says what its guesses cost.
+    """
 
     @property
     def quiet(self) -> int:
@@ -20,6 +23,14 @@ class Drafter(Protocol):
 
         A native loop may run so many steps ahead without asking. What they drew is told by `accept` afterwards, in pieces or at once.
         """
+
+    @property
+    def token_cost(self) -> float:
+        """What making a guess costs, in steps with one row; 0 where it is nearly free."""
+
+    @property
+    def spent(self) -> float:
+        """What the proposals since the last token cost, in steps with one row."""
 
     def propose(self, most: int, rows_beside: int = 0) -> Sequence[int]:
         """At most `most` tokens that may follow what has been accepted so far; none where there is no good guess.

@@ -21,9 +21,11 @@ from tripower.runtime.kernel.messages import Answer, Ask, Message
 
 if typing.TYPE_CHECKING:
     from tripower.runtime.kernel.cell import Cell
+    from tripower.runtime.kernel.recording import Recording
     from tripower.runtime.kernel.supervision import Supervision
 
 Command = TypeVar("Command")
+Seen = TypeVar("Seen")
 AnyActor = TypeVar("AnyActor", bound="Actor[Any]")
 
 
@@ -95,6 +97,16 @@ class Actor(Generic[Command]):
         return current
 
     @property
+    def taken_at(self) -> float:
+        """When the message in hand was taken from the inbox, on Trio's clock: later than its deadline it never is."""
+        return self._cell.since
+
+    @property
+    def recording(self) -> Recording | None:
+        """What remembers the messages that pass, if anything does at this moment."""
+        return self._cell.recording
+
+    @property
     def ref(self) -> Ref[Command]:
         """The actor's own address."""
         return Ref(self._cell)
@@ -124,6 +136,10 @@ class Ref(Generic[Command]):
     def details(self) -> Any:
         """What the actor publishes through `statistics()` at this moment; None while it starts, and after its end."""
         return self._cell.statistics().details
+
+    def look(self, read: Callable[[Any], Seen]) -> Seen | None:
+        """What `read` makes of the actor's instance at this moment; None while there is none. It changes nothing. Synchronous."""
+        return self._cell.look(read)
 
     @property
     def ended(self) -> bool:
@@ -157,6 +173,8 @@ class Ref(Generic[Command]):
         """
         cell = self._cell
         envelope = Note(message, live, cell)
+        if cell.recording is not None:
+            cell.recording.sent(envelope, "tell")
         if cell.post_if_room(envelope):
             await trio.lowlevel.checkpoint()
         else:

@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from tripower.runtime.kernel.actor import LATER, Actor, Ref
+from tripower.runtime.kernel.actor import LATER, Actor, Ref, Seen
 from tripower.runtime.kernel.envelope import Envelope, Note
 from tripower.runtime.kernel.errors import ActorGone, DeadlineExceeded, InboxFull, TripowerError
 from tripower.runtime.kernel.messages import Message, Stop
+from tripower.runtime.kernel.recording import NEVER_STARTED, Outcome, Recording
 from tripower.runtime.kernel.statistics import ActorStatistics
 from tripower.runtime.kernel.supervision import Strategy, Supervision
 
@@ -54,6 +55,9 @@ class Cell:
         self.parent = parent
         self.state = "starting"
         self.current: Envelope | None = None
+        self.recording: Recording | None = None
+        self.task: trio.lowlevel.Task | None = None
+        """What it lives in, until it has ended."""
         self._factory = factory
         self._supervision = supervision
         self._system = system
@@ -71,7 +75,8 @@ class Cell:
         self._stop_asked = trio.Event()
         self._given_up = False
         self._ended = trio.Event()
-        self._since = 0.0
+        self.since = 0.0
+        """When the message in hand, or the one before, was taken from its inbox."""
         self._inbox_peak = 0
         self._received = self._handled = self._refused = self._expired = self._abandoned = self._gone = 0
         self._crash_times: list[float] = []
@@ -81,6 +86,8 @@ class Cell:
 
     def post(self, envelope: Envelope) -> None:
         """Queue an ask; beyond the inbox's bound it waits for room, while its sender is parked for the answer anyway."""
+        if self.recording is not None:
+            envelope.sent = self.recording.clock()
         if not self.post_if_room(envelope):
             self.wait_for_room(envelope)
 
@@ -109,8 +116,12 @@ class Cell:
         return True
 
     def post_nowait(self, envelope: Envelope) -> None:
+        if self.recording is not None:
+            self.recording.sent(envelope, "tell")
         if not self.post_if_room(envelope):
             self._received -= 1
+            if self.recording is not None:
+                self.recording.over(self.name, envelope, NEVER_STARTED, Outcome.FULL)
             raise InboxFull(f"{self.name} has {self._inbox_max} messages waiting")
 
     def post_control(self, envelope: Envelope) -> bool:
@@ -122,6 +133,8 @@ class Cell:
             return False
         self._control.append(envelope)
         self._received += 1
+        if self.recording is not None:
+            self.recording.sent(envelope, "control")
         if self._receiver is not None:
             self._wake()
         return True
@@ -143,21 +156,27 @@ class Cell:
         if envelope.on_abandon is not None:
             envelope.on_abandon()
 
-    def settle(self, envelope: Envelope, *, refused: bool) -> None:
-        """An ask that was kept for later is answered now."""
+    def settle(self, envelope: Envelope, outcome: str) -> None:
+        """An ask that was kept for later is answered now: `Outcome.ANSWERED`, or an error's code."""
         if envelope in self._later:
             self._later.discard(envelope)
-            if refused:
+            if self.recording is not None:
+                self.recording.over(self.name, envelope, NEVER_STARTED, outcome)
+            if outcome != Outcome.ANSWERED:
                 self._refused += 1
             else:
                 self._handled += 1
 
     def _count_left(self, envelope: Envelope) -> None:
         """Whoever asked has gone: because its time was over, or for reasons of its own."""
-        if envelope.deadline <= trio.current_time():
+        expired = envelope.deadline <= trio.current_time()
+        if expired:
             self._expired += 1
         else:
             self._abandoned += 1
+        if self.recording is not None:
+            started = self.since if envelope is self.current else NEVER_STARTED
+            self.recording.over(self.name, envelope, started, Outcome.EXPIRED if expired else Outcome.ABANDONED)
 
     @property
     def ended(self) -> bool:
@@ -220,6 +239,7 @@ class Cell:
 
     async def run(self) -> None:
         """Keep an instance alive as the supervision says. Raises `ActorFailed` to escalate."""
+        self.task = trio.lowlevel.current_task()
         crashed = False
         try:
             while True:
@@ -256,11 +276,14 @@ class Cell:
 
     def _let_go(self) -> None:
         """What an actor held is free at its end: addresses live on, and a cell in a cycle would keep it until a collection."""
+        self.task = None
         self._actor = None
         self._factory = _no_successor
 
     def _note_crash(self, error: Exception) -> None:
         self._crashes += 1
+        if self.recording is not None:
+            self.recording.crashed(self.name, error)
         log.error("%s crashed: %r", self.name, error, exc_info=error)
 
     def _decide_after_crash(self, error: Exception) -> float | None:
@@ -322,7 +345,7 @@ class Cell:
         self._given_up = False
         # `cancel_called` reads the clock: ask only when something can have fired.
         while not ((scope_deadline != math.inf or self._given_up) and scope.cancel_called):
-            if burst >= BURST or self._since > pause_at:
+            if burst >= BURST or self.since > pause_at:
                 burst, pause_at = 0, math.inf
                 await trio.lowlevel.checkpoint()
                 continue
@@ -340,12 +363,14 @@ class Cell:
                 burst = 0
                 continue
             deadline = envelope.deadline
-            self._since = time = now()
+            self.since = time = now()
             if not burst:
                 pause_at = time + BURST_SECONDS
             burst += 1
             if deadline <= time:
                 self._expired += 1
+                if self.recording is not None:
+                    self.recording.over(self.name, envelope, NEVER_STARTED, Outcome.EXPIRED)
                 envelope.fail(DeadlineExceeded(f"the deadline passed while the request waited for {self.name}"))
                 continue
             if deadline != scope_deadline:
@@ -356,6 +381,8 @@ class Cell:
             except TripowerError as error:
                 self.current = None
                 self._refused += 1
+                if self.recording is not None:
+                    self.recording.over(self.name, envelope, time, error.code)
                 if not envelope.fail(error) and not envelope.asks:
                     log.warning("%s refused %s: %s", self.name, type(envelope.message).__name__, error)
             except (trio.Cancelled, BaseExceptionGroup):  # a handler with a nursery puts its `Cancelled` into a group
@@ -364,9 +391,13 @@ class Cell:
             else:
                 self.current = None
                 if answer is LATER:
+                    if self.recording is not None:
+                        self.recording.over(self.name, envelope, time, Outcome.LATER)
                     self._keep(envelope)
                 else:
                     self._handled += 1
+                    if self.recording is not None:
+                        self.recording.over(self.name, envelope, time)
                     if envelope.asks and not envelope.give(answer):
                         actor.on_undelivered(envelope.message, answer)
         return False
@@ -388,6 +419,8 @@ class Cell:
             self._count_left(envelope)
         elif scope.cancel_called and envelope.deadline <= trio.current_time():
             self._expired += 1
+            if self.recording is not None:
+                self.recording.over(self.name, envelope, self.since, Outcome.EXPIRED)
             envelope.fail(DeadlineExceeded(f"the deadline passed while {self.name} handled the request"))
         else:
             return
@@ -407,11 +440,33 @@ class Cell:
             queue.clear()
         self._gone += len(left)
         for envelope in left:
+            if self.recording is not None:
+                self.recording.over(self.name, envelope, self.since if envelope is current else NEVER_STARTED, Outcome.GONE)
             envelope.fail(ActorGone(f"{self.name} ended before it answered"))
             if isinstance(envelope, Note) and envelope.on_dropped is not None:
                 envelope.on_dropped()
 
     # Introspection.
+
+    def look(self, read: Callable[[Any], Seen]) -> Seen | None:
+        """What `read` makes of the instance at this moment; None while there is none. It changes nothing. Synchronous."""
+        actor = self._actor
+        return None if actor is None or self.state in ("starting", "restarting") else read(actor)
+
+    def held(self) -> list[tuple[Envelope, str, float]]:
+        """Messages that wait here (`queued`), are in hand (`handled`) or kept (`later`), and when the handler began. Synchronous."""
+        queued = [each for each in (*self._control, *self._inbox, *self._waiting) if type(each.message) is not Stop]
+        held = [(each, Outcome.LATER, NEVER_STARTED) for each in self._later] + [
+            (each, Outcome.QUEUED, NEVER_STARTED) for each in queued
+        ]
+        return held if self.current is None else [(self.current, Outcome.HANDLED, self.since), *held]
+
+    def askers(self) -> list[tuple[trio.lowlevel.Task, str]]:
+        """The tasks that wait here, for an answer or for room, each with the type of its message. Synchronous."""
+        envelopes = [*self._later, *self._inbox, *self._waiting]
+        if self.current is not None:
+            envelopes.append(self.current)
+        return [(each._task, type(each.message).__name__) for each in envelopes if each._task is not None]
 
     def statistics(self) -> ActorStatistics:
         current = self.current
@@ -422,7 +477,8 @@ class Cell:
             parent=self.parent,
             state=self.state if self.state != "alive" else "handling" if current else "idle",
             message=type(current.message).__name__ if current else None,
-            handling_seconds=trio.current_time() - self._since if current else 0.0,
+            handling_seconds=trio.current_time() - self.since if current else 0.0,
+            deadline_left=current.deadline - trio.current_time() if current and current.deadline < math.inf else None,
             inbox=len(self._inbox),
             inbox_max=self._inbox_max,
             inbox_peak=self._inbox_peak,
@@ -438,6 +494,7 @@ class Cell:
             crashes=self._crashes,
             restarts=self._restarts,
             details=actor.statistics() if actor is not None and self.state not in ("starting", "restarting") else None,
+            vital=self._supervision.vital,
         )
 
 

@@ -10,6 +10,7 @@ import trio
 
 from tripower.runtime.kernel.handoff import HandOff
 from tripower.runtime.kernel.messages import Message
+from tripower.runtime.kernel.recording import Outcome
 
 if TYPE_CHECKING:
     from tripower.runtime.kernel.cell import Cell
@@ -18,10 +19,13 @@ if TYPE_CHECKING:
 class Envelope(HandOff[Any]):
     """A question: `message` with its `deadline` and `live` companion. As a hand-off it carries the answer back."""
 
-    __slots__ = ("_cell", "deadline", "live", "message", "on_abandon")
+    __slots__ = ("_cell", "deadline", "live", "message", "on_abandon", "sender", "sent")
 
     asks = True
     """Whether somebody waits for an answer."""
+    sent: Any
+    sender: str
+    """When it was sent and by whom, as whoever records has it; not there where nobody does."""
 
     def __init__(self, message: Message, deadline: float, live: Any, cell: Cell) -> None:
         self._task: trio.lowlevel.Task | None = None
@@ -34,16 +38,21 @@ class Envelope(HandOff[Any]):
 
     def answer(self, value: Any) -> bool:
         """Answer an ask that was kept for later. False: nobody waits any more, and `value` still belongs to the actor."""
-        self._cell.settle(self, refused=False)
+        self._cell.settle(self, Outcome.ANSWERED)
         return self.give(value)
 
     def refuse(self, error: BaseException) -> bool:
         """Answer an ask that was kept for later with an error."""
-        self._cell.settle(self, refused=True)
+        self._cell.settle(self, getattr(error, "code", "internal_error"))
         return self.fail(error)
 
     def abandoned(self) -> None:
         self._cell.abandon(self)
+
+    def _abort(self, raise_cancel: Any) -> trio.lowlevel.Abort:
+        if self._cell.recording is not None and self._task is not None:
+            self.sender = self._task.name
+        return super()._abort(raise_cancel)
 
 
 class Note(Envelope):

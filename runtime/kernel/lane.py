@@ -46,6 +46,8 @@ class LaneJob:
     """Tells a native loop to end; called in the loop, any number of times."""
     request_turn: Callable[[], None] = lambda: None
     """Tells a native loop to come to its next boundary, since another job waits; called from any thread, any number of times."""
+    since: float = 0.0
+    """When its owner submitted it, on the owner's clock."""
     stopping: bool = False
     boundaries: int = 0
     result: Any = None
@@ -82,6 +84,8 @@ class Port(Protocol):
 
     signal_fd: int
     """A native loop writes eight bytes of 1 here to be heard; -1 where there is none."""
+    thread_id: int
+    """Of the lane, as `threading.get_ident` counts; 0 where it has none of its own."""
 
     def submit(self, job: LaneJob) -> None:
         """Queue a job. Synchronous; the queue is bounded by whoever admits work."""
@@ -94,6 +98,9 @@ class Port(Protocol):
 
     def boundaries(self) -> int:
         """Boundaries passed by all jobs, to see whether the lane moves."""
+
+    def current(self) -> LaneJob | None:
+        """The job that the lane works on, of whichever port; None between two."""
 
     def close(self) -> None:
         """Give the lane back; the thread ends with its last port. Blocks for the last job's current step, if any."""
@@ -142,9 +149,10 @@ class Lane:
         self.device = device
         self.ports = 0
         self._queue: SimpleQueue[tuple[LaneJob, ThreadPort] | None] = SimpleQueue()
-        self._current: LaneJob | None = None
+        self.current: LaneJob | None = None
         self._thread = threading.Thread(target=self._run, name=f"tripower-lane-{device}")
         self._thread.start()
+        self.thread_id = self._thread.ident or 0
 
     @classmethod
     def acquire(cls, device: str) -> Lane:
@@ -166,7 +174,7 @@ class Lane:
 
     def submit(self, job: LaneJob, port: ThreadPort) -> None:
         self._queue.put((job, port))
-        current = self._current
+        current = self.current
         if current is not None:
             current.request_turn()
 
@@ -185,11 +193,11 @@ class Lane:
                     active.append((*item, item[0].begin()))
             if active:
                 job, port, generator = active.popleft()
-                self._current = job
+                self.current = job
                 if active or not self._queue.empty():
                     job.request_turn()
                 ended = job.advance(generator)
-                self._current = None
+                self.current = None
                 if ended:
                     port.finished(job)
                 else:
@@ -208,6 +216,7 @@ class ThreadPort:
         self._passed = 0
         self._closed = False
         self.signal_fd = self._wakeup.write_fd
+        self.thread_id = self._lane.thread_id
         self.signal = self._wakeup.signal
 
     def submit(self, job: LaneJob) -> None:
@@ -221,6 +230,9 @@ class ThreadPort:
 
     def boundaries(self) -> int:
         return self._passed + sum(job.boundaries for job in self._running)
+
+    def current(self) -> LaneJob | None:
+        return self._lane.current
 
     async def run(self) -> None:
         while not self._closed:  # it may be closed in the very turn in which the descriptor woke us
@@ -250,6 +262,7 @@ class InlineLane:
     """A port without a thread: jobs run in the loop, and `pace` says how long a boundary takes on the loop's clock."""
 
     signal_fd = -1
+    thread_id = 0
 
     def __init__(self, pace: Callable[[LaneJob], float]) -> None:
         self._pace = pace
@@ -268,6 +281,9 @@ class InlineLane:
 
     def boundaries(self) -> int:
         return self._passed
+
+    def current(self) -> LaneJob | None:
+        return self._running
 
     async def run(self) -> None:
         while True:

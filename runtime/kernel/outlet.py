@@ -31,6 +31,11 @@ class Outlet(Generic[T]):
         """Whether the reader has gone: further items are dropped."""
         return self._left
 
+    @property
+    def newest(self) -> T | None:
+        """The last item that nobody has received; None where there is none."""
+        return self._items[-1] if self._items else None
+
     def put(self, item: T) -> None:
         """Append an item and wake the reader. More items than agreed is a programming error."""
         if self._left:

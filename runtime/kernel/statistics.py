@@ -18,6 +18,8 @@ class ActorStatistics(msgspec.Struct, frozen=True, kw_only=True):
     message: str | None
     """The type of the message in hand."""
     handling_seconds: float
+    deadline_left: float | None = None
+    """Of the message in hand; None where nothing is handled, or without a deadline."""
     inbox: int
     inbox_max: int
     inbox_peak: int
@@ -40,3 +42,5 @@ class ActorStatistics(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int
     details: Any
     """What the actor itself publishes through `statistics()`: a frozen struct, or None."""
+    vital: bool = True
+    """Whether the runtime counts as failing while it is down."""

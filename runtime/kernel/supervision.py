@@ -30,6 +30,8 @@ class Supervision:
     within_seconds: float = 60.0
     backoff_first: float = 0.05
     backoff_max: float = 5.0
+    vital: bool = True
+    """Whether the runtime counts as failing while the actor is down."""
 
     def pause_seconds(self, crash_times: list[float], now: float) -> float | None:
         """The pause before the next start, or None when the budget is spent. Forgets crashes that are too old."""

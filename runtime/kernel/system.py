@@ -11,6 +11,7 @@ import trio
 from tripower.runtime.kernel.actor import Actor, Ref
 from tripower.runtime.kernel.cell import Cell
 from tripower.runtime.kernel.handoff import HandOff
+from tripower.runtime.kernel.recording import Recording
 from tripower.runtime.kernel.statistics import ActorStatistics
 from tripower.runtime.kernel.supervision import Supervision
 
@@ -25,6 +26,7 @@ class ActorSystem:
         self.on_instance = on_instance
         """Called with each new instance before it gets a message: where the simulation puts its faults."""
         self._cells: dict[str, Cell] = {}
+        self._recording: Recording | None = None
 
     def spawn(self, factory: Callable[[], Actor[Any]], *, name: str, supervision: Supervision | None = None) -> Ref[Any]:
         """Start a root actor. Raises `ValueError` when the name is taken. Synchronous."""
@@ -43,6 +45,7 @@ class ActorSystem:
         if name in self._cells and self._cells[name].state != "failed":
             raise ValueError(f"an actor named {name} is already there")
         cell = Cell(factory, name=name, parent=parent, supervision=supervision or Supervision(), system=self)
+        cell.recording = self._recording
         cell.prepare()
         nursery.start_soon(cell.run, name=f"actor:{name}")
         self._cells[name] = cell
@@ -57,10 +60,25 @@ class ActorSystem:
         if cell.state != "failed":
             self._cells.pop(cell.name, None)
 
+    @property
+    def recording(self) -> Recording | None:
+        """What listens to the messages of all actors, if anything does. Setting it acts at once. Synchronous."""
+        return self._recording
+
+    @recording.setter
+    def recording(self, recording: Recording | None) -> None:
+        self._recording = recording
+        for cell in self._cells.values():
+            cell.recording = recording
+
     def find(self, name: str) -> Ref[Any] | None:
         """The address of an actor by name, or None."""
         cell = self._cells.get(name)
         return Ref(cell) if cell else None
+
+    def cells(self) -> list[Cell]:
+        """Everyone's place, parents before children: for introspection, which looks and does not touch. Synchronous."""
+        return list(self._cells.values())
 
     def statistics(self) -> list[ActorStatistics]:
         """Everyone who is there, parents before children. Synchronous; costs a few microseconds an actor."""

@@ -4,8 +4,12 @@ Model-neutral, synchronous and free of clocks. The engine that evaluates drafts 
 """
 
 from tripower.runtime.speculation.controller import SLOWEST, Controller
+from tripower.runtime.speculation.draft_model import DraftModel
+from tripower.runtime.speculation.drafted_engine import DraftedEngine
 from tripower.runtime.speculation.drafter import AdaptiveDrafter, FixedDrafter, make_drafter, resolve
 from tripower.runtime.speculation.lookup import Lookup, Source
+from tripower.runtime.speculation.model_drafter import ModelDrafter, make_model_drafter
+from tripower.runtime.speculation.model_source import ModelSource
 from tripower.runtime.speculation.row_costs import DEFAULT_ROW_COSTS, RowCosts
 from tripower.runtime.speculation.settings import SpeculationSettings, Strategy, read_strategy
 from tripower.runtime.speculation.sharing import Pace, draft_room
@@ -16,9 +20,13 @@ __all__ = [
     "SLOWEST",
     "AdaptiveDrafter",
     "Controller",
+    "DraftModel",
+    "DraftedEngine",
     "FixedDrafter",
     "Lookup",
     "Member",
+    "ModelDrafter",
+    "ModelSource",
     "Pace",
     "RowCosts",
     "Simulation",
@@ -27,6 +35,7 @@ __all__ = [
     "Strategy",
     "draft_room",
     "make_drafter",
+    "make_model_drafter",
     "read_strategy",
     "resolve",
     "simulate",

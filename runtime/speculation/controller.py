@@ -37,14 +37,17 @@ PRIOR_WEIGHT = 3.0
 """Guesses that the numbers above count for."""
 KEPT = 0.94
 """What is left of a guess's weight with each further guess of its kind: the last 17 or so decide."""
+FADING = 0.01
+"""How much of what was learnt is forgotten with each token that passes without a guess, where guesses are not free."""
 
 
 class Rate:
     """How often guesses of one kind were right lately, between 0 and 1."""
 
-    __slots__ = ("_right", "_seen")
+    __slots__ = ("_prior", "_right", "_seen")
 
     def __init__(self, prior: float) -> None:
+        self._prior = prior
         self._seen = PRIOR_WEIGHT
         self._right = PRIOR_WEIGHT * prior
 
@@ -57,19 +60,26 @@ class Rate:
         self._seen = self._seen * KEPT + 1.0
         self._right = self._right * KEPT + right
 
+    def fade(self) -> None:
+        """Nothing was seen for a token: go a hundredth of the way back to what was believed at the beginning."""
+        self._right += (self._prior * self._seen - self._right) * FADING
+
 
 class Ledger:
     """What a request's steps have cost, and what plain steps would have; in units of a plain step alone."""
 
-    __slots__ = ("cost", "plain")
+    __slots__ = ("cost", "loan", "plain")
 
-    def __init__(self) -> None:
+    def __init__(self, loan: float = 0.0) -> None:
         self.cost = 0.0
         self.plain = 0.0
+        self.loan = loan
+        """What may be lost at the beginning, before 2 % come to as much."""
 
     def affords(self, extra: float, price: float) -> bool:
         """Whether a step may cost `extra` more than the `price` of its one certain token, and nothing come of it."""
-        return (self.cost + price + extra) * SLOWEST <= self.plain + price
+        cost, plain = self.cost + price + extra, self.plain + price
+        return cost * SLOWEST <= plain or cost <= plain + self.loan
 
     def enter(self, extra: float, price: float, tokens: int) -> None:
         """A step cost `price` and `extra`, and brought `tokens`, each of which costs `price` in a plain step."""
@@ -80,31 +90,32 @@ class Ledger:
 class Controller:
     """Chooses the widths of one request's drafts by counts and by a table. Belongs to one thread at a time."""
 
-    def __init__(self, costs: RowCosts, *, width_max: int = DRAFT_ADAPTIVE) -> None:
+    def __init__(self, costs: RowCosts, *, width_max: int = DRAFT_ADAPTIVE, loan: float = 0.0) -> None:
         self._costs = costs
         self._widths = tuple(width for width in HOT_WIDTHS if width < width_max) + (width_max,)
         self._first = [Rate(prior) for prior in FIRST_RATES]
         self._next = [Rate(prior) for prior in NEXT_RATES]
-        self.ledger = Ledger()
+        self.ledger = Ledger(loan)
 
-    def choose(self, most: int, matched: int, rows_beside: int) -> int:
+    def choose(self, most: int, matched: int, rows_beside: int, *, first: float = 0.0, each: float = 0.0) -> int:
         """How many of `most` guesses to evaluate in a step that has `rows_beside` rows of others; 0 for none.
 
-        Others' rows are taken to bring a token each: what counts is the step's tokens for the step's cost.
+        Others' rows are taken to bring a token each: what counts is the step's tokens for the step's cost. `first` and `each` are what
+        making the first guess and a further one costs, in steps with one row.
         """
         costs, rows = self._costs, rows_beside + 1
         grade = grade_of(matched)
-        first, following = self._first[grade].value, self._next[grade].value
+        reach, following = self._first[grade].value, self._next[grade].value
         plain, price = costs.step(rows), costs.share(rows)
         best, best_yield = 0, rows / plain
-        expected, reach, counted = float(rows), first, 0
+        expected, counted = float(rows), 0
         for width in self._widths:
             width = min(width, most)
             while counted < width:
                 expected += reach
                 reach *= following
                 counted += 1
-            cost = costs.step(rows + width)
+            cost = costs.step(rows + width) + first + each * (width - 1)
             if expected > best_yield * cost and self.ledger.affords(cost - plain, price):
                 best, best_yield = width, expected / cost
             if width == most:
@@ -130,10 +141,16 @@ class Controller:
         """Learn from a guess behind a right one, where neither was evaluated."""
         self._next[grade_of(matched)].count(right)
 
-    def settle(self, proposed: int, tokens: int, rows_beside: int) -> float:
-        """A step with `proposed` guesses brought `tokens`; how many plain steps that saved, below 0 if it cost more."""
+    def fade(self, matched: int) -> None:
+        """A token passed without a guess of this kind: what was learnt of them counts for less."""
+        grade = grade_of(matched)
+        self._first[grade].fade()
+        self._next[grade].fade()
+
+    def settle(self, proposed: int, tokens: int, rows_beside: int, spent: float = 0.0) -> float:
+        """A step with `proposed` guesses, made for `spent`, brought `tokens`; how many plain steps that saved, below 0 if it cost more."""
         rows = rows_beside + 1
-        extra, price = self._costs.extra(rows, proposed), self._costs.share(rows)
+        extra, price = self._costs.extra(rows, proposed) + spent, self._costs.share(rows)
         self.ledger.enter(extra, price, tokens)
         return tokens - 1 - extra / price
 

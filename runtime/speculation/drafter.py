@@ -13,15 +13,33 @@ from tripower.runtime.speculation.row_costs import DEFAULT_ROW_COSTS, RowCosts
 from tripower.runtime.speculation.settings import DRAFT_ADAPTIVE, DRAFT_FIXED, LOOKUPS, SpeculationSettings, Strategy
 
 
-class AdaptiveDrafter:
-    """A `Drafter` whose widths follow what its guesses were worth. See `runtime.engine.drafting` for what its methods promise."""
+class SourceDrafter:
+    """What drafters over a source have in common: what their guesses cost is what the source says."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    @property
+    def token_cost(self) -> float:
+        return self.source.token_cost
+
+    @property
+    def spent(self) -> float:
+        return self.source.spent
+
+
+class AdaptiveDrafter(SourceDrafter):
+    """A `Drafter` whose widths follow what its guesses were worth. See `runtime.engine.drafting` for what its methods promise.
+
+    Its guesses are free, and so are those that are only made to be judged.
+    """
 
     def __init__(self, source: Source, costs: RowCosts, *, width_max: int = DRAFT_ADAPTIVE, width_min: int = 1) -> None:
+        super().__init__(source)
         self.controller = Controller(costs, width_max=width_max)
         self.circuit = Circuit()
         self.started = False
         """Whether the first token is there: the prompt's last row drew it, so it took no step of its own."""
-        self._source = source
         self._width_max, self._width_min = width_max, width_min
         self._rows_beside = 0
         self._expected: int | None = None
@@ -35,32 +53,32 @@ class AdaptiveDrafter:
         self._rows_beside = rows_beside
         if self.circuit.resting or most < self._width_min:
             return ()
-        guesses = self._source.guess(min(most, self._width_max))
+        guesses = self.source.guess(min(most, self._width_max))
         if len(guesses) < self._width_min:
             return ()
-        width = self.controller.choose(len(guesses), self._source.matched, rows_beside)
+        width = self.controller.choose(len(guesses), self.source.matched, rows_beside)
         return guesses[:width] if width >= self._width_min else ()
 
     def accept(self, tokens: Sequence[int], proposed: int) -> None:
         if proposed:
             self._judge_draft(tokens, proposed)
             for token in tokens:
-                self._source.push(token)
+                self.source.push(token)
         else:
             for token in tokens:
                 self._pass(token)
 
     def _judge_draft(self, tokens: Sequence[int], proposed: int) -> None:
         """Learn from an evaluated draft. The token behind it was guessed at as well, and tells for nothing."""
-        matched = self._source.matched
-        right = self.controller.judge(self._source.guess(proposed + 1), tokens, matched)
+        matched = self.source.matched
+        right = self.controller.judge(self.source.guess(proposed + 1), tokens, matched)
         saved = self.controller.settle(proposed, len(tokens), self._rows_beside)
         self.circuit.drafted(min(right, proposed), saved)
         self._expected = None
 
     def _pass(self, token: int) -> None:
         """Learn from a token that no draft was evaluated for, and take it."""
-        source, controller = self._source, self.controller
+        source, controller = self.source, self.controller
         guesses, matched = source.guess(2), source.matched
         if self._expected is not None:
             controller.judge_next(self._expected == token, self._expected_for)
@@ -78,44 +96,51 @@ class AdaptiveDrafter:
         source.push(token)
 
 
-class FixedDrafter:
+class FixedDrafter(SourceDrafter):
     """A `Drafter` with drafts as long as there are guesses: for measurements of one width, and for tests."""
 
     quiet = 0
 
     def __init__(self, source: Source, *, width_max: int = DRAFT_FIXED, width_min: int = 1) -> None:
-        self._source, self._width_max, self._width_min = source, width_max, width_min
+        super().__init__(source)
+        self._width_max, self._width_min = width_max, width_min
 
     def propose(self, most: int, rows_beside: int = 0) -> Sequence[int]:
-        guesses = self._source.guess(min(most, self._width_max))
+        guesses = self.source.guess(min(most, self._width_max))
         return guesses if len(guesses) >= self._width_min else ()
 
     def accept(self, tokens: Sequence[int], proposed: int) -> None:
         for token in tokens:
-            self._source.push(token)
+            self.source.push(token)
 
 
-def resolve(strategy: Strategy) -> Strategy:
-    """What a strategy comes to for a model without draft weights. Raises `InvalidConfiguration` for one that needs them.
+def resolve(strategy: Strategy, *, draft: bool = False) -> Strategy:
+    """What a strategy comes to; `draft`: for a model with a draft model. Raises `InvalidConfiguration` for one that lacks its weights.
 
     `auto` is `ngram-context`: it finds all that `prompt-lookup` finds, and the ledger makes trying it safe.
     """
     if strategy is Strategy.AUTO:
         return Strategy.NGRAM_CONTEXT
-    if strategy is Strategy.OFF or strategy in LOOKUPS:
+    if strategy is Strategy.OFF or strategy in LOOKUPS or (strategy is Strategy.DRAFT_MODEL and draft):
         return strategy
+    if strategy is Strategy.DRAFT_MODEL:
+        raise InvalidConfiguration(
+            "speculation.mode: draft-model needs a second, smaller model that guesses; name it by speculation.draft_model, "
+            "or use auto, prompt-lookup or ngram-context",
+            code="draft_missing",
+            param="speculation.draft_model",
+        )
     raise InvalidConfiguration(
-        f"speculation.strategy: {strategy.value} needs draft weights, and this model has none; "
-        "use auto, prompt-lookup or ngram-context",
+        f"speculation.mode: {strategy.value} needs draft weights, and this model has none; use auto, prompt-lookup or ngram-context",
         code="unsupported_strategy",
-        param="speculation.strategy",
+        param="speculation.mode",
     )
 
 
 def make_drafter(
     settings: SpeculationSettings, prompt: Sequence[int], row_costs: RowCosts | Sequence[float] | None = None
 ) -> Drafter | None:
-    """A drafter for the sequence with this prompt; None where speculation is off. Indexes the prompt: call it off the loop.
+    """A drafter without weights for the sequence with this prompt; None where speculation is off. Indexes the prompt: call it off the loop.
 
     `row_costs` are the relative costs of the engine's step with 1, 2, 4, 8, … rows. Raises `InvalidConfiguration` for a strategy that
     needs weights.
@@ -127,5 +152,9 @@ def make_drafter(
     source = Lookup(prompt, grows=grows, shortest=settings.ngram_min, longest=settings.ngram_max)
     if not settings.adaptive:
         return FixedDrafter(source, width_max=settings.width_max, width_min=settings.draft_min)
-    costs = row_costs if isinstance(row_costs, RowCosts) else RowCosts(row_costs) if row_costs else DEFAULT_ROW_COSTS
-    return AdaptiveDrafter(source, costs, width_max=settings.width_max, width_min=settings.draft_min)
+    return AdaptiveDrafter(source, costs_of(row_costs), width_max=settings.width_max, width_min=settings.draft_min)
+
+
+def costs_of(row_costs: RowCosts | Sequence[float] | None) -> RowCosts:
+    """The table of an engine, or the one for engines that were not measured."""
+    return row_costs if isinstance(row_costs, RowCosts) else RowCosts(row_costs) if row_costs else DEFAULT_ROW_COSTS

@@ -21,6 +21,14 @@ class Source(Protocol):
     """Guesses one sequence's next tokens. Belongs to one thread at a time."""
 
     @property
+    def token_cost(self) -> float:
+        """What a guess costs, in the target's steps with one row; 0 where it is free."""
+
+    @property
+    def spent(self) -> float:
+        """What has been guessed since the last token came cost."""
+
+    @property
     def matched(self) -> int:
         """What speaks for the next guess: the number of last tokens that agree with where it comes from."""
 
@@ -33,6 +41,8 @@ class Source(Protocol):
 
 class Lookup:
     """A `Source` that needs no weights. `grows`: output is searched too."""
+
+    token_cost = spent = 0.0
 
     def __init__(self, prompt: Sequence[int], *, grows: bool, shortest: int = 2, longest: int = 5) -> None:
         """Indexes the prompt; to be made off the loop and off the lane. `shortest` and `longest` are numbers of tokens."""

@@ -48,7 +48,7 @@ DRAFT_FIXED, DRAFT_ADAPTIVE = 8, 15
 the largest step whose cost is measured everywhere."""
 
 
-def read_strategy(word: str, *, param: str = "speculation.strategy") -> Strategy:
+def read_strategy(word: str, *, param: str = "speculation.mode") -> Strategy:
     """The strategy that a word stands for, whatever its case and the spaces around it.
 
     Raises `InvalidConfiguration`, which names `param`, for an unknown word.

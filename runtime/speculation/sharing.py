@@ -27,15 +27,16 @@ class Pace:
         self.cost = 0.0
         self.plain = 0.0
 
-    def settle(self, costs: RowCosts, plain_rows: int, drafted_rows: int, tokens: int) -> None:
-        """A step with so many plain and guessed rows of everybody brought this member `tokens`."""
-        self.cost = self.cost * KEPT + costs.step(plain_rows + drafted_rows)
+    def settle(self, costs: RowCosts, plain_rows: int, drafted_rows: int, tokens: int, spent: float = 0.0) -> None:
+        """A step with so many plain and guessed rows of everybody, made for `spent`, brought this member `tokens`."""
+        self.cost = self.cost * KEPT + costs.step(plain_rows + drafted_rows) + spent
         self.plain = self.plain * KEPT + costs.step(plain_rows) * tokens
 
 
-def draft_room(costs: RowCosts, paces: Iterable[Pace], plain_rows: int, most: int) -> int:
+def draft_room(costs: RowCosts, paces: Iterable[Pace], plain_rows: int, most: int, *, each: float = 0.0) -> int:
     """How many guessed rows a step with `plain_rows` may have, at most `most`. `paces` are of all members that decode.
 
+    `each` is what making a guess costs, in steps with one row: everybody waits for that as well.
     A member alone in its step has no neighbours, and its own drafter's ledger looks after it.
     """
     members = list(paces)
@@ -46,7 +47,7 @@ def draft_room(costs: RowCosts, paces: Iterable[Pace], plain_rows: int, most: in
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
-        if costs.step(plain_rows + middle) <= bound:
+        if costs.step(plain_rows + middle) + each * middle <= bound:
             low = middle
         else:
             high = middle - 1

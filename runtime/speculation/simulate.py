@@ -49,10 +49,10 @@ def simulate(output: Sequence[int], drafter: Drafter, costs: RowCosts, *, rows_b
         left = min(most, len(output) - at - 1)
         draft = drafter.propose(left, rows_beside) if left else ()
         right = _right(draft, output, at)
+        cost += share + costs.extra(rows_beside + 1, len(draft)) + drafter.spent
         drafter.accept(output[at : at + right + 1], len(draft))
         at += right + 1
         passes += 1
-        cost += share + costs.extra(rows_beside + 1, len(draft))
         proposed += len(draft)
         accepted += right
     baseline = share * max(len(output) - 1, 0)
@@ -81,16 +81,19 @@ def simulate_together(members: Sequence[Member], costs: RowCosts, *, rows_max: i
             member.drafter.accept(member.output[:1], 0)
     while running := [member for member in members if member.at < len(member.output)]:
         plain_rows = len(running)
-        room = draft_room(costs, [member.pace for member in running], plain_rows, rows_max - plain_rows)
+        drafters = [member.drafter for member in running if member.drafter is not None]
+        each = max((drafter.token_cost for drafter in drafters), default=0.0)
+        room = draft_room(costs, [member.pace for member in running], plain_rows, rows_max - plain_rows, each=each)
         drafted, drawn = 0, []
         for member in running:
             left = min(room - drafted, len(member.output) - member.at - 1)
             wanted = member.drafter.propose(left, plain_rows - 1 + drafted) if member.drafter is not None and left > 0 else ()
             drafted += len(wanted)
             drawn.append((member, len(wanted), _right(wanted, member.output, member.at) + 1))
-        total += costs.step(plain_rows + drafted)
+        spent = sum(drafter.spent for drafter in drafters)
+        total += costs.step(plain_rows + drafted) + spent
         for member, proposed, tokens in drawn:
-            _take(member, proposed, tokens, costs, plain_rows, drafted)
+            _take(member, proposed, tokens, costs, plain_rows, drafted, spent)
     return total
 
 
@@ -101,10 +104,10 @@ def _right(draft: Sequence[int], output: Sequence[int], at: int) -> int:
     return right
 
 
-def _take(member: Member, proposed: int, tokens: int, costs: RowCosts, plain_rows: int, drafted: int) -> None:
+def _take(member: Member, proposed: int, tokens: int, costs: RowCosts, plain_rows: int, drafted: int, spent: float) -> None:
     if member.drafter is not None:
         member.drafter.accept(member.output[member.at : member.at + tokens], proposed)
     member.at += tokens
-    member.cost += costs.step(plain_rows + drafted)
+    member.cost += costs.step(plain_rows + drafted) + spent
     member.plain += costs.step(plain_rows) * tokens
-    member.pace.settle(costs, plain_rows, drafted, tokens)
+    member.pace.settle(costs, plain_rows, drafted, tokens, spent)

@@ -56,12 +56,14 @@ class StuckPort:
     """A lane that passes no boundary until it is told how many."""
 
     signal_fd = -1
+    thread_id = 0
 
     def __init__(self) -> None:
         self.inner = InlineLane(lambda job: 0.0)
         self.held: list[LaneJob] = []
         self.closed = False
         self.boundaries = self.inner.boundaries
+        self.current = self.inner.current
         self.signal = self.inner.signal
         self.run = self.inner.run
 

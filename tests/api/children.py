@@ -20,7 +20,14 @@ COMMAND = (sys.executable, "-W", "error", "-m", "tripower")
 def environment(home: Path, **changes: str) -> dict[str, str]:
     """The caller's environment without any setting of tripower's, and with a home of its own."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("TRIPOWER_")}
-    return {**plain, "TRIPOWER_HOME": str(home), "COLUMNS": "120", "OMP_NUM_THREADS": "1", **changes}
+    return {
+        **plain,
+        "TRIPOWER_HOME": str(home),
+        "TRIPOWER_RUNTIME_DIR": str(home / "run"),
+        "COLUMNS": "120",
+        "OMP_NUM_THREADS": "1",
+        **changes,
+    }
 
 
 def tripower(

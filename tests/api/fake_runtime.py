@@ -79,6 +79,9 @@ class FakeGeneration:
         self.model = request.model
         self.seed = 7
         self.ended = False
+        self.ticket = -1
+        self.enqueued_at = trio.current_time()
+        self.end: GenerationFinished | Failed | None = None
         self.text: TextLayer | None = runtime.text
         self.prompt = (1, 2, 3)
         self.prompt_tokens = PROMPT_TOKENS
@@ -110,7 +113,9 @@ class FakeGeneration:
 
     async def receive(self) -> list[GenerationEvent]:
         events = await self._receive()
-        self.ended = isinstance(events[-1], GenerationFinished | Failed)
+        last = events[-1]
+        if isinstance(last, GenerationFinished | Failed):
+            self.ended, self.end = True, last
         return events
 
     async def _receive(self) -> list[GenerationEvent]:
@@ -146,6 +151,7 @@ class FakeRuntime:
         """How each generation's block was left."""
         self.deadlines: list[float] = []
         self.draining = False
+        self.started_at = trio.current_time()
         self.health_now = Health("ok")
         self.changed = trio.Event()
         self._models = models

@@ -80,6 +80,7 @@ def test_the_banner_says_what_is_served_and_its_curl_line_works(tmp_path: Path) 
         ):
             assert line in text
         assert re.search(r"keys +off\n", text)
+        assert f"page      {url}/ui\n" in text
         curl = next(line for line in text.splitlines() if line.strip().startswith("curl "))
         answered = subprocess.run(shlex.split(curl), capture_output=True, check=True, timeout=60)
         answer = json.loads(answered.stdout)

@@ -146,7 +146,7 @@ def test_where_there_are_keys_each_operation_but_the_open_ones_asks_for_one() ->
     document = openapi_document(ROUTES, keys=True)
     assert {name for need in document["security"] for name in need} == set(document["components"]["securitySchemes"])
     unguarded = {path for path, methods in document["paths"].items() for told in methods.values() if told.get("security") == []}
-    assert unguarded == {"/health", "/ready"}
+    assert unguarded == {"/health", "/ready", "/ui", "/ui/page.css", "/ui/page.js"}
 
 
 async def test_it_is_served_and_says_the_same() -> None:

@@ -8,10 +8,20 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from tests.api.auth.test_authentication import ADMIN, KEY, OTHER, bearer, key_file
-from tests.api.fake_runtime import Script, tokens
-from tests.api.serving import ASK, CHAT, COMPLETIONS, Answer, Server, serving, serving_toy, until
+from tests.api.fake_runtime import BIG, Script, finished, tokens
+from tests.api.serving import (
+    ASK,
+    CHAT,
+    COMPLETIONS,
+    Answer,
+    Server,
+    serving,
+    serving_toy,
+    until,
+)
 from tripower.actors.queueing import QueueStatistics
 from tripower.actors.runtime import toy_plan
 
@@ -93,3 +103,14 @@ async def test_a_cancellation_is_answered_when_the_seat_is_free(verb: str, strea
         assert error["code"] == "request_cancelled"
         again = await server.ask("/v1/requests/mine", method="DELETE")
         assert again.status == 404
+
+
+async def test_a_request_whose_client_does_not_read_is_cut_off(autojump_clock: MockClock) -> None:
+    whole = Script([[*tokens(*[BIG] * 300), *finished(generated=300)]])
+    async with serving(whole) as server, server.client() as client:
+        client.stream.socket.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_RCVBUF, 4096)
+        await client.send_request(CHAT, ASK, headers={"x-request-id": "deaf"})
+        await trio.sleep(5)
+        answer = await server.ask("/v1/requests/deaf", method="DELETE")
+        assert answer.status == 200 and trio.current_time() == 5
+        assert (await server.ask("/v1/requests")).json["data"] == []

@@ -30,7 +30,7 @@ from tripower.runtime.configuration import Configuration, EngineSettings, Schedu
 from tripower.runtime.configuration.settings import SpeculationChoices
 from tripower.runtime.engine.constraint import JsonSchemaFormat, RegexFormat
 from tripower.runtime.engine.drafting import Drafter
-from tripower.runtime.speculation import make_drafter
+from tripower.runtime.speculation import make_drafter, make_model_drafter
 from tripower.runtime.store import Store
 
 PROMPTS = ("abcabcabcabc", "a b a b a b a", "one two three one two", "zzzzzzzz", "{}{}{}")
@@ -48,6 +48,14 @@ class Eager:
 
     inner: Drafter
     counts: list[int]
+
+    @property
+    def token_cost(self) -> float:
+        return self.inner.token_cost
+
+    @property
+    def spent(self) -> float:
+        return self.inner.spent
 
     @property
     def quiet(self) -> int:
@@ -81,7 +89,7 @@ async def open_guessing(mode: str, folder: Path, home: Path) -> AsyncIterator[Em
     configuration = Configuration(
         scheduler=SchedulerSettings(batch_members=4, waiting=64),
         engine=EngineSettings(threads=1),
-        speculation=SpeculationChoices(mode=mode),
+        speculation=SpeculationChoices(mode=mode, draft_model=str(folder), draft_max=4 if mode == "draft-model" else 0),
     )
     async with open_runtime(configuration, models=[f"tiny={folder}"], store=Store(home)) as runtime:
         yield runtime
@@ -111,6 +119,21 @@ async def test_every_way_of_guessing_gives_the_tokens_of_no_guessing(folder: Pat
     plain, *guessed = [await answers(mode, folder, tmp_path / "home", GREEDY, SAMPLED) for mode in MODES]
     assert all(each == plain for each in guessed)
     assert sum(counts) > 50, "nothing was guessed"
+
+
+async def test_a_model_that_guesses_for_another_gives_the_tokens_of_no_guessing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Drafter] = []
+
+    def eager(settings: Any, *arguments: Any) -> Drafter:
+        made.append(make_model_drafter(msgspec.structs.replace(settings, adaptive=False), *arguments))
+        return made[-1]
+
+    monkeypatch.setattr(drafting, "make_model_drafter", eager)
+    plain, guessed = [await answers(mode, folder, tmp_path / "home", GREEDY, SAMPLED) for mode in ("off", "draft-model")]
+    assert guessed == plain
+    assert len(made) == 2 * len(PROMPTS)
 
 
 # BB-053

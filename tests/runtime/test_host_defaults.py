@@ -99,7 +99,7 @@ def test_what_the_user_set_is_taken_and_named(tmp_path: Path) -> None:
         "batch_members": 3,
         "waiting": 0,
         "prefill_rows": 9,
-        "mixed_rows": 16,
+        "mixed_rows": 24,
         "state_bytes": 5 * GB,
         "drain_timeout_s": 5.0,
         "context": 8192,

@@ -14,10 +14,11 @@ import trio
 from tripower.api.http.exchange import EXCHANGE, Exchange
 from tripower.api.http.hosts import is_loopback
 from tripower.api.http.service import Service
+from tripower.api.http.ui.files import PATHS
 from tripower.runtime.kernel import TripowerError
 
-OPEN = frozenset({"/health", "/ready"})
-"""For those who watch whether the service lives: they say nothing of requests or callers."""
+OPEN = frozenset({"/health", "/ready", *PATHS})
+"""For those who watch whether the service lives, and for browsers: they say nothing of requests or callers."""
 OPEN_METHODS = frozenset({"GET", "HEAD"})
 COUNTED_METHODS = frozenset({"POST"})
 """Of requests that count against a key's rate: those that start work."""
@@ -32,12 +33,13 @@ class Authentication:
         self._app = app
         self._keyring = service.keyring
         self._figures = service.figures
+        self._open = OPEN if service.server.ui else OPEN - PATHS
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         exchange: Exchange = scope[EXCHANGE]
         if not self._keyring.enabled:
             exchange.admin = is_local(scope)
-        elif not (scope["method"] in OPEN_METHODS and route_path(scope) in OPEN):
+        elif not (scope["method"] in OPEN_METHODS and route_path(scope) in self._open):
             self._authenticate(exchange)
         await self._app(scope, receive, send)
 

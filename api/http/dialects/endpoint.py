@@ -183,7 +183,7 @@ class DialectEndpoint(Generic[Asked]):
             request = msgspec.structs.replace(request, max_tokens=None)
             generation = await stack.enter_async_context(self._service.runtime.generate(request, deadline=deadline))
         exchange.asked, exchange.model = request, request.model
-        exchange.prompt_tokens = generation.prompt_tokens
+        exchange.prompt_tokens, exchange.generations = generation.prompt_tokens, (generation,)
         return request, generation
 
     async def _with_thinking(

@@ -28,7 +28,9 @@ class EmbeddingsEndpoint:
         exchange: Exchange = scope[EXCHANGE]
         body, (asked, exchange.ignored) = await decoded(exchange, self._service.server.max_body_bytes, EMBEDDINGS.decode)
         as_base64 = asked.as_base64()
-        request = msgspec.structs.replace(await read(body, asked.embedding), caller=exchange.caller)
+        request = msgspec.structs.replace(
+            await read(body, asked.embedding), caller=exchange.caller, request_id=exchange.request_id.decode()
+        )
         exchange.model = request.model
         deadline = exchange.deadline(self._service.scheduler.deadline_max_s)
         with exchange.interruptible(deadline):

@@ -50,6 +50,8 @@ class Stream:
         self.complete = False
         """Whether the end of the answer is on its way."""
         self.request_complete = False
+        self.waiting_since: float | None = None
+        """Since when bytes of the answer have been waiting for the client to take them; None while none do."""
         self.awaits_continue = expects_continue
         """Whether the client wants to hear `100 Continue` before it sends its body."""
         self._connection = connection
@@ -112,6 +114,10 @@ class Stream:
         self._incoming.client_left = True
         self._scope.cancel(reason=reason)
 
+    def cut(self, reason: str) -> None:
+        """Give up an answer that the client does not read; the other streams go on."""
+        self.leave(reason)
+
     def window_opened(self) -> None:
         """There may be room for more of the answer."""
         self._window.set()
@@ -159,21 +165,35 @@ class Stream:
 
     async def _push(self) -> None:
         """Put what the application has written on the wire. Blocks while the windows are closed, or much is unsent."""
-        while True:
-            try:
-                sent = self._push_some()
-            except ProtocolError:
-                sent = 0
-                self.leave("the stream is closed")
-            self._connection.writer.wake()
-            if not self._out:
-                break
-            if sent:
-                await trio.lowlevel.checkpoint()
-            else:
-                await self._wait_for_window()
-            await self._connection.writer.wait_for_room()
-        await self._connection.writer.wait_for_room()
+        try:
+            while True:
+                try:
+                    sent = self._push_some()
+                except ProtocolError:
+                    sent = 0
+                    self.leave("the stream is closed")
+                self._connection.writer.wake()
+                if not self._out:
+                    break
+                if sent:
+                    await trio.lowlevel.checkpoint()
+                else:
+                    self._note_wait()
+                    await self._wait_for_window()
+                await self._wait_for_room()
+            await self._wait_for_room()
+        finally:
+            self.waiting_since = None
+
+    async def _wait_for_room(self) -> None:
+        writer = self._connection.writer
+        if writer.full:
+            self._note_wait()
+        await writer.wait_for_room()
+
+    def _note_wait(self) -> None:
+        if self.waiting_since is None:
+            self.waiting_since = trio.current_time()
 
     def _push_some(self) -> int:
         """Frames for one turn. Returns how many bytes they hold. Raises `ProtocolError` when nothing may follow on this stream."""

@@ -35,9 +35,14 @@ class Writer:
         self._last_words = words
         self.wake()
 
+    @property
+    def full(self) -> bool:
+        """Whether streams have to wait."""
+        return self._unsent > UNSENT_BYTES_MAX
+
     async def wait_for_room(self) -> None:
         """Wait while the client has not taken what was framed for it. Otherwise no checkpoint."""
-        while self._unsent > UNSENT_BYTES_MAX:
+        while self.full:
             await self._written.wait()
 
     async def wait_written(self) -> None:

@@ -27,15 +27,17 @@ class UnixSocket:
     _identity: tuple[int, int]
 
     @classmethod
-    def listen(cls, path: str, mode: int, backlog: int) -> Self:
-        """Blocks for a connection attempt at most. Raises `InvalidConfiguration`.
+    def listen(cls, path: str, mode: int, backlog: int, *, setting: str = "server.unix_socket") -> Self:
+        """Blocks for a connection attempt at most. Raises `InvalidConfiguration` naming the `setting` that the path is from.
 
         The mode is set before the socket listens, so nobody else can connect in between.
         """
         place = Path(path).expanduser().absolute()
         if len(os.fsencode(place)) > PATH_BYTES_MAX:
-            raise _invalid(f"{place} is longer than {PATH_BYTES_MAX} bytes, which is all that a socket's address may have")
-        _make_room(place)
+            raise _invalid(
+                setting, f"{place} is longer than {PATH_BYTES_MAX} bytes, which is all that a socket's address may have"
+            )
+        _make_room(place, setting)
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listening.setblocking(False)
@@ -45,7 +47,7 @@ class UnixSocket:
             status = place.lstat()
         except OSError as error:
             listening.close()
-            raise _invalid(f"{place} cannot be made: {error.strerror}") from error
+            raise _invalid(setting, f"{place} cannot be made: {error.strerror}") from error
         return cls(listening, place, (status.st_dev, status.st_ino))
 
     def remove(self) -> None:
@@ -56,16 +58,16 @@ class UnixSocket:
                 self.path.unlink()
 
 
-def _make_room(path: Path) -> None:
+def _make_room(path: Path, setting: str) -> None:
     """Remove a socket that nobody listens on any more. Anything else stays."""
     try:
         status = path.lstat()
     except FileNotFoundError:
         return
     except OSError as error:
-        raise _invalid(f"{path} cannot be looked at: {error.strerror}") from error
+        raise _invalid(setting, f"{path} cannot be looked at: {error.strerror}") from error
     if not stat.S_ISSOCK(status.st_mode):
-        raise _invalid(f"{path} is there already and is no socket: remove it, or choose another path")
+        raise _invalid(setting, f"{path} is there already and is no socket: remove it, or choose another path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(PROBE_SECONDS)
         try:
@@ -75,11 +77,11 @@ def _make_room(path: Path) -> None:
                 path.unlink()
             return
         except OSError as error:
-            raise _invalid(f"{path} cannot be probed: {error.strerror or error}") from error
+            raise _invalid(setting, f"{path} cannot be probed: {error.strerror or error}") from error
     raise InvalidConfiguration(
-        f"another server answers at {path}: stop it, or choose another path in server.unix_socket", code="socket_in_use"
+        f"another server answers at {path}: stop it, or choose another path in {setting}", code="socket_in_use"
     )
 
 
-def _invalid(message: str) -> InvalidConfiguration:
-    return InvalidConfiguration(f"server.unix_socket {message}", code="socket_unusable")
+def _invalid(setting: str, message: str) -> InvalidConfiguration:
+    return InvalidConfiguration(f"{setting} {message}", code="socket_unusable")

@@ -21,8 +21,27 @@ from tripower.runtime.kernel import InvalidConfiguration
 
 log = logging.getLogger("tripower.http")
 
-UNAUDITED = frozenset({"health", "ready", "metrics", "models", "model", "router_models", "openapi", "slots", "requests", ""})
+UNAUDITED = frozenset(
+    {
+        "health",
+        "ready",
+        "metrics",
+        "models",
+        "model",
+        "router_models",
+        "openapi",
+        "slots",
+        "requests",
+        "ui",
+        "ui_style",
+        "ui_script",
+        "ui_state",
+        "",
+    }
+)
 """Names of routes that only look; the empty one is of paths without a route."""
+OFTEN = frozenset({"ui_state"})
+"""What a page asks every second while somebody looks at it: the log tells of failures only."""
 ACTIONS = {
     "completions": "completion",
     "embeddings": "embedding",
@@ -66,12 +85,13 @@ class Keepers:
         self.figures.count_answer(exchange.method, exchange.route, status, seconds, left=left)
         if status == 429:
             self.figures.count_rate_limited(exchange.end)
-        logs = log.isEnabledFor(logging.INFO)
+        level = logging.DEBUG if action in OFTEN and status == 200 else logging.INFO
+        logs = log.isEnabledFor(level)
         if not logs and span is None and self.audit is None:
             return
         record = record_of(exchange, action, status, seconds)
         if logs:
-            log.info("%s", line(record), extra={"request": record})
+            log.log(level, "%s", line(record), extra={"request": record})
         if span is not None:
             span.end(record, exchange.asked)
         if self.audit is not None:

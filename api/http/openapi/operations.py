@@ -24,6 +24,7 @@ from tripower.api.http.slots.endpoint import SlotOut
 from tripower.api.http.status_endpoints import ModelListOut, ModelOut, ReadyOut
 from tripower.api.http.tokens import answers
 from tripower.api.http.tokens.requests import ApplyTemplateIn, DetokenizeIn, TokenizeIn
+from tripower.api.http.ui.endpoints import StateOut
 
 
 class ChatAnswer(Answer, frozen=True, kw_only=True):
@@ -159,5 +160,11 @@ OPERATIONS: Mapping[str, Operation] = {
     "health": Operation(summary="Whether anything is wrong", tag="operation", answer=Health, unavailable=True),
     "ready": Operation(summary="Whether new work is welcome", tag="operation", answer=ReadyOut, unavailable=True),
     "metrics": Operation(summary="Prometheus's text format", tag="operation", also=(PLAIN,)),
+    "ui": Operation(summary="The web page", tag="page", also=("text/html",)),
+    "ui_style": Operation(summary="Its style sheet", tag="page", also=("text/css",)),
+    "ui_script": Operation(summary="Its script", tag="page", also=("text/javascript",)),
+    "ui_state": Operation(
+        summary="What the page shows of the server: for administrators, where a key is one's", tag="page", answer=StateOut
+    ),
     "openapi": Operation(summary="This document", tag="operation", answer=dict[str, Any]),
 }

@@ -83,7 +83,7 @@ class CancelRequest:
                 kind="not_found_error", param="id",
             )  # fmt: skip
         for each in found:
-            each.interrupt(cancellation())
+            each.cancel(cancellation())
         with exchange.interruptible(exchange.deadline(self._service.scheduler.deadline_max_s)):
             for each in found:
                 await each.over.wait()

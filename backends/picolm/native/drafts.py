@@ -21,7 +21,7 @@ from tripower.runtime.engine.step_table import NOT_DRAWN
 from tripower.runtime.speculation import DEFAULT_ROW_COSTS, Pace, RowCosts, draft_room
 
 RESTS = (0, 0, 2, 4, 8)
-"""Steps that run ahead after so many steps in a row for which nobody had a guess, the last for all that follow. A question costs little, but
+"""Steps that run ahead after so many questions in a row to which nobody had a guess, the last for all that follow. A question costs little, but
 whoever asks has to wait for the interpreter, which the Trio loop is busy with just then; a guess that comes a few tokens late costs less."""
 NO_RUNS: Mapping[int, Sequence[int]] = {}
 
@@ -51,8 +51,12 @@ class StepDrafts:
         self.proposed: dict[int, list[int]] = {}
         """By slot, what the present step evaluates as guesses."""
         self._left = {slot: guesses_left(table, slot) for slot in self.slots}
+        self._spent = 0.0
+        """What the present step's guesses cost to make."""
         self._in_vain = 0
-        """Steps in a row for which somebody was asked and nobody had a guess."""
+        """Questions in a row to which nobody had a guess."""
+        self._rest = 0
+        """Steps for which nobody is asked after the last one of them."""
         self._told: dict[int, int] = {}
         """Tokens of the present step that a slot's constraint knows of before they are committed."""
 
@@ -61,7 +65,7 @@ class StepDrafts:
         """Steps to come at which nobody is to be asked; 0: ask at the next one."""
         alive = self._program.slots.alive
         quiet = [drafter.quiet for slot in self.slots if alive[slot] and (drafter := self._table.drafter[slot]) is not None]
-        return max(min(quiet, default=self._table.steps_max), RESTS[min(self._in_vain, len(RESTS) - 1)])
+        return max(min(quiet, default=self._table.steps_max), self._rest)
 
     @property
     def spent(self) -> bool:
@@ -80,7 +84,9 @@ class StepDrafts:
         prompts = min(sum(pending) - waiting, table.mixed_rows)
         paces = [pace for pace, count in zip(self._paces, pending, strict=True) if count == 1]
         left = min(table.rows_max, program.rows_max, program.drawn_max) - waiting
-        left = draft_room(self._costs, paces, waiting + prompts, max(left, 0))
+        drafters = [drafter for slot in asking if (drafter := table.drafter[slot]) is not None]
+        each = max((drafter.token_cost for drafter in drafters), default=0.0)
+        left = draft_room(self._costs, paces, waiting + prompts, max(left, 0), each=each)
         for place, slot in enumerate(asking):
             most = min(int(slots.remaining[slot]) - 1, self._left[slot], share_rows(left, len(asking) - place))
             tokens = ask_draft(table, slot, most, waiting - 1 + prompts, program.model.decoder.vocabulary_size)
@@ -90,8 +96,14 @@ class StepDrafts:
                 self.proposed[slot] = tokens
                 left -= len(tokens)
                 waiting += len(tokens)
+        self._spent = sum(drafter.spent for drafter in drafters)
         if self.proposed or left > 0:  # without room nobody was asked
             self._in_vain = 0 if self.proposed else self._in_vain + 1
+            self._rest = RESTS[min(self._in_vain, len(RESTS) - 1)]
+
+    def rested(self) -> None:
+        """The steps at which nobody was to be asked are over: at the next one somebody may be."""
+        self._rest = 0
 
     def walk(self, before: Array) -> dict[int, list[int]]:
         """What each slot with guesses has drawn; the slots go on from there, and so do their histories and constraints."""
@@ -136,12 +148,12 @@ class StepDrafts:
         rows = sum(evaluated) - kept
         for slot, pace in enumerate(self._paces):
             if drawn[slot] != NOT_DRAWN:
-                pace.settle(self._costs, rows, guessed, len(runs.get(slot, (0,))))
+                pace.settle(self._costs, rows, guessed, len(runs.get(slot, (0,))), self._spent)
 
     def end_step(self) -> dict[int, list[int]]:
         """The step is committed; what it had as guesses."""
         self._program.slots.drop_drafts(list(self.proposed))
-        proposed, self.proposed, self._told = self.proposed, {}, {}
+        proposed, self.proposed, self._told, self._spent = self.proposed, {}, {}, 0.0
         return proposed
 
     def take_back(self) -> None:

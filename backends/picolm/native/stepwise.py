@@ -90,6 +90,7 @@ class Stepwise:
         finally:
             control[STEPS_MAX] = steps_max
             self._program.enter(self._single)
+            drafts.rested()
         for step in range(first, table.steps_done):
             drafts.settle(table.evaluated[step].tolist(), table.drawn[step].tolist())
             for slot in drafts.slots:

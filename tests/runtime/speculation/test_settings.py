@@ -40,7 +40,7 @@ def test_a_strategy_is_read_from_each_of_its_words(strategy: str, words: str) ->
 def test_an_unknown_word_is_refused_with_the_known_ones(word: str) -> None:
     with pytest.raises(InvalidConfiguration, match="prompt-lookup") as refusal:
         read_strategy(word)
-    assert refusal.value.param == "speculation.strategy"
+    assert refusal.value.param == "speculation.mode"
 
 
 @pytest.mark.parametrize(
@@ -92,11 +92,19 @@ def test_auto_searches_the_output_too_and_prompt_lookup_does_not() -> None:
     assert guesses == [[3, 9, 1], [3, 9, 1], []]
 
 
-@pytest.mark.parametrize("strategy", ["draft-model", "mtp", "dflash", "dspark"])
-def test_a_strategy_that_needs_weights_is_refused_and_not_replaced(strategy: str) -> None:
-    with pytest.raises(InvalidConfiguration) as refusal:
+@pytest.mark.parametrize(
+    ("strategy", "code"),
+    [
+        ("draft-model", "draft_missing"),
+        ("mtp", "unsupported_strategy"),
+        ("dflash", "unsupported_strategy"),
+        ("dspark", "unsupported_strategy"),
+    ],
+)
+def test_a_strategy_that_needs_weights_is_refused_and_not_replaced(strategy: str, code: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=r"speculation\.mode") as refusal:
         made(strategy, [1, 2])
-    assert refusal.value.code == "unsupported_strategy"
+    assert refusal.value.code == code
 
 
 @pytest.mark.parametrize("adaptive", [True, False])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +164,20 @@ def test_while_a_drafter_rests_the_native_loop_runs_ahead(engine: NativeEngine, 
     assert answers_of(table)[0].drawn == drawn == drafter.told
     assert entered < table.steps_done - 8
     assert table.control[2] == 64  # STEPS_MAX
+
+
+def test_a_drafter_that_had_nothing_for_a_while_is_asked_again(engine: NativeEngine) -> None:
+    class Late(Teller):
+        """Has nothing before it was told so many tokens."""
+
+        def propose(self, most: int, rows_beside: int = 0) -> Sequence[int]:
+            return super().propose(most, rows_beside) if len(self.told) >= 12 else ()
+
+    member = Member(prompt=PROMPT, remaining=40, sampling=GREEDY)
+    drawn = alone(engine, member).drawn
+    table = run(engine, [member], [Late(drawn, width=4)])
+    assert answers_of(table)[0].drawn == drawn
+    assert sum(guesses[0] for guesses in table.proposed.values()) >= 12
 
 
 @pytest.mark.parametrize("when", ["asked", "told"])

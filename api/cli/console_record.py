@@ -1,0 +1,71 @@
+"""`tripower console record FILE`: keep what passes between a server's actors, or has passed lately, in a file to step through.
+
+The file is there when it is complete, and not before. Nobody else may read it: with `--payloads` it holds prompts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from tripower.api.cli import exit_codes
+from tripower.api.cli.interrupts import Interrupts, run_until_interrupted
+from tripower.api.cli.terminal import note, tolerate_any_text
+from tripower.api.console.client import open_console
+from tripower.runtime.kernel.errors import InvalidRequest
+from tripower.runtime.store.durable import publish_file
+
+PROGRESS_RECORDS = 10_000
+"""Between two lines that tell how far it is."""
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Returns the exit code. Raises what attaching and the verb raise, and `InvalidRequest` where the file cannot be written."""
+    tolerate_any_text()
+    final = Path(arguments.file).expanduser()
+    try:
+        with whole_file(final) as file:
+            count = run_until_interrupted(partial(keep, arguments, file))
+    except OSError as error:
+        raise InvalidRequest(f"{final} cannot be written: {error.strerror}") from error
+    note(f"{count} records in {final}: `tripower console view {final}` steps through them")
+    return exit_codes.OK
+
+
+@contextmanager
+def whole_file(final: Path) -> Iterator[BinaryIO]:
+    """A file that gets its name when the block has ended, and is gone when that failed. Raises `OSError`."""
+    temporary = final.with_name(f"{final.name}.{os.getpid()}.new")
+    try:
+        with open(temporary, "xb", opener=partial(os.open, mode=0o600)) as file:
+            yield file
+        publish_file(temporary, final)
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+async def keep(arguments: argparse.Namespace, file: BinaryIO, interrupts: Interrupts) -> int:
+    """Write what `record` answers; returns how many records there are."""
+    words = [f"{arguments.seconds:g}"] if arguments.seconds else []
+    words += ["--payloads"] if arguments.payloads else []
+    count = 0
+    async with open_console(arguments.target) as console, console.open_call("record", words) as call:
+        async for item in call:
+            data = bytes(item)
+            if not data.startswith(b"["):
+                file.write(data + b"\n")
+                continue
+            records = msgspec.json.decode(data, type=list[msgspec.Raw])
+            file.writelines(bytes(record) + b"\n" for record in records)
+            if (count + len(records)) // PROGRESS_RECORDS > count // PROGRESS_RECORDS:
+                note(f"{count + len(records)} records so far")
+            count += len(records)
+    return count

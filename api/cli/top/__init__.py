@@ -1,0 +1,1 @@
+"""`tripower top`: a server at work, live in a terminal."""

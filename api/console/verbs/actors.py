@@ -1,0 +1,190 @@
+"""`ps` and `tree`: which actors and tasks are there, what they do, and what ends with what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+import trio
+
+from tripower.api.console.text import duration
+from tripower.api.console.verb import Subject, Verb
+from tripower.runtime.introspection.task_tree import ActorBrief, TaskNode, TaskTree, task_tree
+from tripower.runtime.kernel.errors import InvalidRequest, NotFound
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+    from rich.tree import Tree
+
+    from tripower.runtime.kernel import ActorStatistics
+
+EVERYTHING = "--all"
+
+
+class Permits(msgspec.Struct, frozen=True):
+    """Of an actor with a gate: seats in use and how many there are, and the same of its waiting room."""
+
+    active: int
+    active_limit: int
+    waiting: int
+    waiting_limit: int
+
+
+class ActorRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One actor. Times are seconds."""
+
+    name: str
+    kind: str
+    parent: str
+    state: str
+    message: str | None
+    handling_seconds: float
+    deadline_left: float | None
+    inbox: int
+    inbox_max: int
+    inbox_peak: int
+    waiting: int
+    control: int
+    pending: int
+    received: int
+    handled: int
+    refused: int
+    expired: int
+    crashes: int
+    restarts: int
+    permits: Permits | None = None
+
+
+# ps
+
+
+async def list_actors(subject: Subject, words: Sequence[str]) -> list[ActorRow]:
+    """Everyone, or those that are named. Raises `NotFound`."""
+    await trio.lowlevel.checkpoint()
+    rows = [_row(actor) for actor in subject.runtime.statistics()]
+    for word in words:
+        if word not in {row.name for row in rows}:
+            raise NotFound(f"there is no actor {word[:200]!r}: `ps` lists them", code="actor_not_found")
+    return [row for row in rows if not words or row.name in words]
+
+
+def _row(actor: ActorStatistics) -> ActorRow:
+    gate = getattr(actor.details, "gate", None)
+    fields = {name: getattr(actor, name) for name in ActorRow.__struct_fields__ if name != "permits"}
+    return ActorRow(
+        **fields,
+        permits=None if gate is None else Permits(gate.active, gate.active_limit, gate.waiting, gate.waiting_limit),
+    )
+
+
+def show_actors(rows: list[ActorRow]) -> RenderableType:
+    """A table: a line for each actor."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for title in ("ACTOR", "STATE", "MESSAGE", "FOR", "LEFT"):
+        table.add_column(title, overflow="fold")
+    for title in ("INBOX", "PEAK", "PENDING", "SEATS", "WAITING", "HANDLED", "RESTARTS"):
+        table.add_column(title, justify="right")
+    for row in rows:
+        permits = row.permits
+        cells = (
+            row.name,
+            row.state,
+            row.message or "",
+            duration(row.handling_seconds) if row.message else "",
+            duration(row.deadline_left),
+            f"{row.inbox + row.waiting}/{row.inbox_max}",
+            str(row.inbox_peak),
+            str(row.pending or ""),
+            "" if permits is None else f"{permits.active}/{permits.active_limit}",
+            "" if permits is None else f"{permits.waiting}/{permits.waiting_limit}",
+            str(row.handled),
+            str(row.restarts or ""),
+        )
+        table.add_row(*(Text(cell) for cell in cells), style=_style(row.state))
+    return table
+
+
+def _style(state: str) -> str:
+    return {"failed": "red", "restarting": "yellow", "handling": "bold", "ended": "red"}.get(state, "")
+
+
+# tree
+
+
+async def read_tree(subject: Subject, words: Sequence[str]) -> TaskTree:
+    """Everything that runs in the loop."""
+    if any(word != EVERYTHING for word in words):
+        raise InvalidRequest(f"`tree` takes nothing but {EVERYTHING}")
+    return await task_tree(subject.runtime.system, everything=EVERYTHING in words)
+
+
+def show_tree(tree: TaskTree) -> RenderableType:
+    """The tree with guides."""
+    from rich.text import Text
+    from rich.tree import Tree
+
+    shown = Tree(Text(f"{tree.actors} actors, {tree.tasks} tasks", style="bold"))
+    for node in tree.roots:
+        _add(shown, node)
+    return shown
+
+
+def _add(above: Tree, node: TaskNode) -> None:
+    branch = above.add(_label(node))
+    for child in node.children:
+        _add(branch, child)
+
+
+def _label(node: TaskNode) -> Text:
+    from rich.text import Text
+
+    actor = node.actor
+    text = Text(node.name, style="" if actor is None else "bold")
+    if actor is not None:
+        text.append(f"  {_doing(actor)}", style=_style(actor.state) or "green")
+        if actor.inbox:
+            text.append(f"  inbox {actor.inbox}/{actor.inbox_max}")
+        if actor.restarts:
+            text.append(f"  restarts {actor.restarts}", style="yellow")
+    if node.asks:
+        text.append(f"  asks {node.asks}", style="cyan")
+    if node.place and (actor is None or actor.message is not None):
+        text.append(f"  {node.place}", style="dim")
+    if node.alike:
+        text.append(f"  and {node.alike} more like it", style="bold")
+    return text
+
+
+def _doing(actor: ActorBrief) -> str:
+    return actor.state if actor.message is None else f"{actor.message} for {duration(actor.handling_seconds)}"
+
+
+def _names(subject: Subject) -> list[str]:
+    return [cell.name for cell in subject.runtime.system.cells()]
+
+
+VERBS = (
+    Verb(
+        name="ps",
+        summary="the actors: what each does, since when, and what waits for it",
+        usage="[ACTOR]",
+        run=list_actors,
+        answer=list[ActorRow],
+        show=show_actors,
+        complete=_names,
+    ),
+    Verb(
+        name="tree",
+        summary="actors and tasks, each below the one that it ends with",
+        usage=f"[{EVERYTHING}]",
+        run=read_tree,
+        answer=TaskTree,
+        show=show_tree,
+        complete=lambda subject: [EVERYTHING],
+    ),
+)

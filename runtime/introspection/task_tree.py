@@ -1,0 +1,207 @@
+"""Every task of the Trio loop as one tree, with the actors in it: an actor lives in its supervisor's nursery, so it is one tree already.
+
+It is read while it lives. The walk lets everybody else run after every few hundred frames; a task that has ended meanwhile is left out,
+one that came meanwhile may be missing. Tasks that are alike (the same work, at the same line, with the same below them) are told once,
+with their number, so that a thousand requests are a few lines.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+import trio
+
+from tripower.runtime.introspection.frames import ended, place_of
+from tripower.runtime.kernel import ActorStatistics, ActorSystem
+
+FRAMES_AT_ONCE = 500
+"""Looked at between two checkpoints: a fraction of a millisecond."""
+TASK_FRAMES = 10
+"""What a task costs besides its frames, in frames."""
+ALIKE_MAX = 5
+"""More tasks than this that are alike are told as one."""
+
+
+class ActorBrief(msgspec.Struct, frozen=True, gc=False):
+    """What the tree tells of an actor. `ps` has the rest."""
+
+    kind: str
+    state: str
+    message: str | None
+    handling_seconds: float
+    inbox: int
+    inbox_max: int
+    restarts: int
+
+
+class TaskNode(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A task, or an actor in its task. The collector leaves them alone, so that a look at thousands does not bring it about."""
+
+    name: str
+    """Of an actor its name, of its other tasks `ACTOR/WORK`."""
+    state: str
+    """`waiting`, `ready` (it will run in this turn of the loop), `running` (whoever looks), or `ended` (an actor that failed for good)."""
+    place: str = ""
+    """Its innermost line that is ours: `actors/device.py:193 in DeviceActor._watch`."""
+    asks: str = ""
+    """Whose answer it waits for, and the message: `device:cpu0 EncodeRows`."""
+    actor: ActorBrief | None = None
+    alike: int = 0
+    """So many more tasks are like this one, with everything below it, and are not listed."""
+    children: tuple[TaskNode, ...] = ()
+
+
+class TaskTree(msgspec.Struct, frozen=True):
+    """What runs in a loop."""
+
+    tasks: int
+    actors: int
+    roots: tuple[TaskNode, ...]
+
+
+async def task_tree(system: ActorSystem, *, everything: bool = False, root: trio.lowlevel.Task | None = None) -> TaskTree:
+    """The tree below `root`; without one, below the program's main task. Blocks for a few turns of the loop, and never holds it long.
+
+    `everything` lists tasks that are alike one by one, and Trio's own.
+    """
+    walk = _Walk(system, everything=everything)
+    await trio.lowlevel.checkpoint()
+    if root is None:
+        main = trio.lowlevel.current_root_task()
+        assert main is not None, "inside of a Trio run"
+        roots = await walk.roots(main)
+    else:
+        visited = await walk.visit(root)
+        roots = () if visited is None else (visited[0],)
+    lost = tuple(_lost(each) for each in walk.actors.values() if each.state == "failed") if root is None else ()
+    return TaskTree(walk.tasks, len(walk.actors), roots + lost)
+
+
+def askers(system: ActorSystem) -> dict[trio.lowlevel.Task, str]:
+    """The tasks that wait for an actor's answer: whose, and to what message. Synchronous."""
+    return {task: f"{cell.name} {message}" for cell in system.cells() for task, message in cell.askers()}
+
+
+def state_of(task: trio.lowlevel.Task, looking: trio.lowlevel.Task) -> str:
+    """`running`, for the task that is looking; `ready` or `waiting`."""
+    if task is looking:
+        return "running"
+    return "waiting" if getattr(task, "_next_send_fn", None) is None else "ready"
+
+
+class _Walk:
+    def __init__(self, system: ActorSystem, *, everything: bool) -> None:
+        self.everything = everything
+        self.tasks = 0
+        self.actors = {each.name: each for each in system.statistics()}
+        self._names = {cell.task: cell.name for cell in system.cells() if cell.task is not None}
+        self._asks = askers(system)
+        self._room = FRAMES_AT_ONCE
+        self._looking = trio.lowlevel.current_task()
+
+    async def visit(self, task: trio.lowlevel.Task) -> tuple[TaskNode, str] | None:
+        """A task with what is below it, and what it is like: empty for what has an actor in it. None for a task that has ended."""
+        if self._room <= 0:
+            self._room = FRAMES_AT_ONCE
+            await trio.lowlevel.checkpoint()
+        if ended(task):
+            return None
+        frame, looked = place_of(task)
+        self._room -= looked + TASK_FRAMES
+        self.tasks += 1
+        name, place, asks = task.name, "" if frame is None else str(frame), self._asks.get(task, "")
+        state = state_of(task, self._looking)
+        nurseries = task.child_nurseries
+        below = await self._below(nurseries) if nurseries else []
+        actor = self._names.get(task)
+        if actor is not None:
+            brief = _brief(self.actors.get(actor))
+            return TaskNode(
+                name=actor, state=state, place=place, asks=asks, actor=brief, children=self._listed(below)
+            ), ""  # fmt: skip
+        children = self._listed(below) if below else ()
+        node = TaskNode(name=name, state=state, place=place, asks=asks, children=children)
+        kinds = [kind for _, kind in below]
+        if "" in kinds:
+            return node, ""
+        if len(kinds) > 1:
+            kinds.sort()
+        return node, f"{name.partition(' ')[0]} {place} {asks} ({', '.join(kinds)})"
+
+    async def _below(self, nurseries: Sequence[trio.Nursery]) -> list[tuple[TaskNode, str]]:
+        below = []
+        for nursery in nurseries:
+            for task in sorted(nursery.child_tasks, key=_name):
+                found = await self.visit(task)
+                if found is not None:
+                    below.append(found)
+        return below
+
+    async def roots(self, main: trio.lowlevel.Task) -> tuple[TaskNode, ...]:
+        """What is below the root task: the program, and Trio's own tasks, which have names in brackets."""
+        below = await self._below(main.child_nurseries)
+        return self._listed([each for each in below if self.everything or not each[0].name.startswith("<")])
+
+    def _listed(self, visited: Sequence[tuple[TaskNode, str]]) -> tuple[TaskNode, ...]:
+        """Those that are worth a line each, and of many that are alike the first with the number of the others."""
+        if self.everything or len(visited) <= ALIKE_MAX:
+            return tuple(node for node, _ in visited)
+        counts = Counter(kind for _, kind in visited)
+        listed, told = [], set[str]()
+        for node, kind in visited:
+            if not kind or counts[kind] <= ALIKE_MAX:
+                listed.append(node)
+            elif kind not in told:
+                told.add(kind)
+                listed.append(msgspec.structs.replace(node, alike=counts[kind] - 1))
+        return tuple(listed)
+
+
+def _name(task: trio.lowlevel.Task) -> str:
+    return task.name
+
+
+def _brief(actor: ActorStatistics | None) -> ActorBrief | None:
+    if actor is None:  # it came while we looked
+        return None
+    return ActorBrief(
+        actor.kind, actor.state, actor.message, actor.handling_seconds, actor.inbox, actor.inbox_max, actor.restarts
+    )
+
+
+def _lost(actor: ActorStatistics) -> TaskNode:
+    return TaskNode(name=actor.name, state="ended", actor=_brief(actor))
+
+
+# In words.
+
+
+def label(node: TaskNode) -> str:
+    """A node as one line, without what is below it."""
+    words = [node.name]
+    actor = node.actor
+    if actor is not None:
+        words.append(f"[{actor.state}]" if actor.message is None else f"[{actor.message} for {actor.handling_seconds:.3g} s]")
+        if actor.inbox:
+            words.append(f"inbox {actor.inbox}/{actor.inbox_max}")
+        if actor.restarts:
+            words.append(f"restarts {actor.restarts}")
+    if node.asks:
+        words.append(f"asks {node.asks}")
+    if node.place and (actor is None or actor.message is not None):
+        words.append(f"at {node.place}")
+    if node.alike:
+        words.append(f"(and {node.alike} more like it)")
+    return "  ".join(words)
+
+
+def lines(nodes: Sequence[TaskNode], indent: str = "") -> list[str]:
+    """A tree as plain text, with guides."""
+    told: list[str] = []
+    for number, node in enumerate(nodes):
+        last = number == len(nodes) - 1
+        told.append(f"{indent}{'└─ ' if last else '├─ '}{label(node)}")
+        told += lines(node.children, indent + ("   " if last else "│  "))
+    return told
