@@ -5,6 +5,7 @@ Nothing moves by itself here. Each turn is brought about by one message; what th
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,7 @@ from tripower.runtime.engine.step_table import INVALID_LOGITS
 from tripower.runtime.engine.step_table import NOT_DRAWN as NOT_DRAWN_TOKEN
 from tripower.runtime.kernel import ActorSystem, Ask, Message, Outlet, Ref, TripowerError
 from tripower.runtime.kernel.envelope import Envelope
+from tripower.runtime.kernel.recording import Handled
 
 PLAIN_TOKEN, END_TOKEN, STOPPING_TOKEN = 0, 1, 2
 """What stands for a token: one of the text, one that ends it, and one that completes a stop string."""
@@ -213,6 +215,8 @@ class _Notebook:
     def __init__(self) -> None:
         self.turns: list[Turn] = []
         self.clock = trio.current_time
+        self.number = itertools.count().__next__
+        self.keep: Callable[[Handled], None] = lambda entry: None
 
     def sent(self, envelope: Envelope, way: str) -> None:
         pass

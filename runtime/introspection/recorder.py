@@ -13,7 +13,8 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
+from functools import cache
 from heapq import merge
 from operator import itemgetter
 from time import perf_counter
@@ -25,11 +26,13 @@ import trio
 from tripower.runtime.introspection.recording import Crashed, Noted, Passed, Record
 from tripower.runtime.kernel import ActorSystem, Message
 from tripower.runtime.kernel.envelope import Envelope
-from tripower.runtime.kernel.recording import NEVER_STARTED, Outcome
+from tripower.runtime.kernel.recording import NEVER_STARTED, Handled, Outcome
 
 ENTRIES_MAX = 20_000
 NOTE_BYTES_MAX = 16 << 20
 PAYLOAD_BYTES_MAX = 64 << 20
+FIELD_BYTES = 5
+"""Of a number in a message, about."""
 ITEM_BYTES = 4
 """Of a text or a list in a message, for each of its items, about."""
 SAME_SECONDS = 0.001
@@ -92,67 +95,38 @@ class Recorder:
         self.since = clock.current_time()
         """On Trio's clock."""
         self.readers = 0
-        self._numbers = itertools.count(1)
-        self._ring: deque[_Entry] = deque(maxlen=entries_max)
+        self.number: Callable[[], int] = itertools.count(1).__next__
+        self._ring: deque[Handled | _Entry] = deque(maxlen=entries_max)
+        self.keep: Callable[[Handled], None] | None = self._ring.append
         self._notes: Shelf[tuple[str, float, Any]] = Shelf(entries_max, NOTE_BYTES_MAX)
         self._payloads: Shelf[Message] | None = None
         self._payload_readers = 0
-        self._plain: dict[type[Message], str] = {}
-        """The names of types whose messages are all of about the same size, and"""
-        self._sizes: dict[str, int] = {}
-        """that size, by name."""
-        self._long: dict[type[Message], tuple[int, list[str]]] = {}
-        """Of the others: the size of an empty one, and the fields that make it longer."""
 
     # What the kernel and the actors tell. On the path of every message.
 
     def sent(self, envelope: Envelope, way: str) -> None:
         try:
-            envelope.sender = trio.lowlevel.current_task().name
+            sender = trio.lowlevel.current_task().name
         except RuntimeError:  # from Trio itself: somebody's cancellation told somebody else
-            envelope.sender = ""
-        envelope.sent = (way, self.clock())
+            sender = ""
+        envelope.sent = (way, self.clock(), sender)
 
     def over(self, actor: str, envelope: Envelope, started: float, outcome: str = "") -> None:
-        ended = self.clock()
-        name, size = self._plain.get(type(envelope.message)), 0
-        if name is None:
-            name, size = self._measure(envelope.message)
-        task = envelope._task
-        try:
-            sender = envelope.sender if task is None or not envelope.asks else task.name
-            sent = envelope.sent
-        except AttributeError:  # it was on its way when the recorder came
-            sender, sent = "" if task is None else task.name, None
-        number = next(self._numbers)
-        self._ring.append((number, sent, sender, envelope.asks, actor, name, started, ended, outcome, size))
+        number, ended, message, sent = self.number(), self.clock(), envelope.message, envelope.sent
+        size = size_of(message)
+        sender = _sender(envelope)
+        self._ring.append((number, sent, sender, actor, type(message), started, ended, envelope.asks, outcome, size))
         if outcome is Outcome.LATER:  # what is still to come of it is its answer
-            envelope.sent = ("answer", ended)
+            envelope.sent = ("answer", ended, sender)
         if self._payloads is not None:
-            self._payloads.put(number, size or ENTRY_BYTES, envelope.message)
+            self._payloads.put(number, size, message)
 
     def crashed(self, actor: str, error: BaseException) -> None:
         kinds = sorted({type(each).__name__ for each in _leaves(error)})
         self.note(actor, self.clock() + self._offset, Crashed(actor, ", ".join(kinds)), ENTRY_BYTES)
 
     def note(self, actor: str, at: float, data: Any, size: int) -> None:
-        self._notes.put(next(self._numbers), size, (actor, at, data))
-
-    def _measure(self, message: Message) -> tuple[str, int]:
-        """The name of a message's type, and its size, 0 where that is the type's. The first one of a type stands for all."""
-        kind = type(message)
-        if kind not in self._long:
-            fields = [name for name in kind.__struct_fields__ if hasattr(getattr(message, name), "__len__")]
-            try:
-                size = len(msgspec.json.encode(message)) - sum(ITEM_BYTES * len(getattr(message, name)) for name in fields)
-            except (TypeError, ValueError):
-                size = ENTRY_BYTES
-            if not fields:
-                self._plain[kind], self._sizes[kind.__name__] = kind.__name__, size
-                return kind.__name__, 0
-            self._long[kind] = (max(size, 2), fields)
-        size, fields = self._long[kind]
-        return kind.__name__, size + sum(ITEM_BYTES * len(getattr(message, name) or ()) for name in fields)
+        self._notes.put(self.number(), size, (actor, at, data))
 
     # What readers ask.
 
@@ -173,13 +147,13 @@ class Recorder:
         """Keep whole messages from now on, until as many `drop_payloads` have been called. They are dropped then."""
         self._payload_readers += 1
         if self._payloads is None:
-            self._payloads = Shelf(self.entries_max, PAYLOAD_BYTES_MAX)
+            self._payloads, self.keep = Shelf(self.entries_max, PAYLOAD_BYTES_MAX), None
 
     def drop_payloads(self) -> None:
         """A reader of whole messages has gone."""
         self._payload_readers -= 1
         if not self._payload_readers:
-            self._payloads = None
+            self._payloads, self.keep = None, self._ring.append
 
     def read(self, after: int = 0, *, payloads: bool = False) -> Iterator[Record]:
         """What has a higher number than `after`, in order, as it is at this moment; encoding is up to the caller, piece by piece."""
@@ -198,29 +172,61 @@ class Recorder:
         held = []
         for cell in system.cells():
             for envelope, state, started in cell.held():
-                sent = getattr(envelope, "sent", None)
-                task = envelope._task
-                sender = getattr(envelope, "sender", "") if task is None or not envelope.asks else task.name
-                kind = type(envelope.message).__name__
-                held.append(self._passed((0, sent, sender, envelope.asks, cell.name, kind, started, now, state, 0), None))
+                kind, sender = type(envelope.message), _sender(envelope)
+                entry = (
+                    0,
+                    envelope.sent,
+                    sender,
+                    cell.name,
+                    kind,
+                    started,
+                    now,
+                    envelope.asks,
+                    state,
+                    size_of(envelope.message),
+                )
+                held.append(self._passed(entry, None))
         return held
 
-    def _passed(self, entry: _Entry, message: Message | None) -> Passed:
-        number, sent, sender, asks, receiver, name, started, ended, outcome, size = entry
-        way, sent_at = sent if isinstance(sent, tuple) else ("ask" if asks else "tell", sent)
+    def _passed(self, entry: Handled | _Entry, message: Message | None) -> Passed:
+        number, sent, sender, receiver, kind, started, ended, *rest = entry
+        way, sent_at, sender = sent if isinstance(sent, tuple) else ("ask", sent, sender)
+        asks, outcome, size = rest or (way == "ask", "", empty_size(kind))
+        begun = None if started == NEVER_STARTED else started
         return Passed(
             number=number,
-            sent=None if sent_at is None else sent_at + self._offset,
-            sender=sender,
+            sent=begun if sent_at is None else sent_at + self._offset,
+            sender=sender or "",
             receiver=receiver,
-            kind=way,
-            message=name,
-            started=None if started == NEVER_STARTED else started,
+            kind=way if asks or way != "ask" else "tell",
+            message=kind.__name__,
+            started=begun,
             ended=max(ended + self._offset, started),
             outcome=outcome or (Outcome.ANSWERED if asks else Outcome.TAKEN),
-            size=size or self._sizes.get(name, 0),
+            size=size,
             payload=None if message is None else msgspec.to_builtins(message, str_keys=True),
         )
+
+
+@cache
+def empty_size(kind: type[Message]) -> int:
+    """Bytes of the JSON of a message of this type, if its texts and lists were empty, about."""
+    return len(kind.__name__) + 11 + sum(len(name) + 4 + FIELD_BYTES for name in kind.__struct_fields__)
+
+
+def size_of(message: Message) -> int:
+    """The same of one message, with what it holds."""
+    size = empty_size(type(message))
+    for name in message.__struct_fields__:
+        value = getattr(message, name)
+        if isinstance(value, Sized):
+            size += ITEM_BYTES * len(value)
+    return size
+
+
+def _sender(envelope: Envelope) -> str:
+    task = envelope._task if envelope.asks else None
+    return getattr(envelope, "sender", "") if task is None else task.name
 
 
 def _cheapest(clock: trio.abc.Clock) -> tuple[Callable[[], float], float]:

@@ -26,7 +26,7 @@ from tripower.runtime.kernel.actor import LATER, Actor, Ref, Seen
 from tripower.runtime.kernel.envelope import Envelope, Note
 from tripower.runtime.kernel.errors import ActorGone, DeadlineExceeded, InboxFull, TripowerError
 from tripower.runtime.kernel.messages import Message, Stop
-from tripower.runtime.kernel.recording import NEVER_STARTED, Outcome, Recording
+from tripower.runtime.kernel.recording import NEVER_STARTED, Outcome, Recording, is_long
 from tripower.runtime.kernel.statistics import ActorStatistics
 from tripower.runtime.kernel.supervision import Strategy, Supervision
 
@@ -63,6 +63,7 @@ class Cell:
         self._system = system
         self._actor: Actor[Any] | None = None
         self._understands: frozenset[type[Message]] = frozenset()
+        self._long: frozenset[type[Message]] = frozenset()
         self._inbox: deque[Envelope] = deque()
         self._inbox_max = 1
         self._waiting: OrderedDict[Envelope, None] = OrderedDict()
@@ -86,9 +87,9 @@ class Cell:
 
     def post(self, envelope: Envelope) -> None:
         """Queue an ask; beyond the inbox's bound it waits for room, while its sender is parked for the answer anyway."""
-        if self.recording is not None:
-            envelope.sent = self.recording.clock()
         if not self.post_if_room(envelope):
+            if self.recording is not None:
+                envelope.sent = self.recording.clock()
             self.wait_for_room(envelope)
 
     def wait_for_room(self, envelope: Envelope) -> None:
@@ -113,6 +114,8 @@ class Cell:
         if receiver is not None:
             self._receiver = None
             trio.lowlevel.reschedule(receiver)
+        elif self.recording is not None and envelope.asks:  # where nobody waited, it is taken at once
+            envelope.sent = self.recording.clock()
         return True
 
     def post_nowait(self, envelope: Envelope) -> None:
@@ -235,6 +238,7 @@ class Cell:
         self._actor = actor
         self._system.on_instance(self.name, actor)
         self._understands = actor.understands
+        self._long = frozenset(filter(is_long, actor.understands))
         self._inbox_max = actor.inbox_max
 
     async def run(self) -> None:
@@ -339,6 +343,8 @@ class Cell:
         inbox, control, waiting = self._inbox, self._control, self._waiting
         on_message, now = actor.on_message, trio.lowlevel.current_clock().current_time
         me, wait, abort = trio.lowlevel.current_task(), trio.lowlevel.wait_task_rescheduled, self._abort_park
+        name, long = self.name, self._long
+        known: Recording | None = None
         scope_deadline = math.inf
         burst = 0
         pause_at = math.inf
@@ -396,8 +402,15 @@ class Cell:
                     self._keep(envelope)
                 else:
                     self._handled += 1
-                    if self.recording is not None:
-                        self.recording.over(self.name, envelope, time)
+                    recording = self.recording
+                    if recording is not None:
+                        if recording is not known:
+                            known, clock, number = recording, recording.clock, recording.number
+                        kind, task, keep = type(envelope.message), envelope._task, recording.keep
+                        if kind in long or keep is None:
+                            recording.over(name, envelope, time)
+                        else:
+                            keep((number(), envelope.sent, task and task.name, name, kind, time, clock()))
                     if envelope.asks and not envelope.give(answer):
                         actor.on_undelivered(envelope.message, answer)
         return False

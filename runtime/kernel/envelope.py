@@ -23,9 +23,8 @@ class Envelope(HandOff[Any]):
 
     asks = True
     """Whether somebody waits for an answer."""
-    sent: Any
     sender: str
-    """When it was sent and by whom, as whoever records has it; not there where nobody does."""
+    """Who asked, where that is recorded and they have gone; else not there."""
 
     def __init__(self, message: Message, deadline: float, live: Any, cell: Cell) -> None:
         self._task: trio.lowlevel.Task | None = None
@@ -33,6 +32,8 @@ class Envelope(HandOff[Any]):
         self.message = message
         self.deadline = deadline
         self.live = live
+        self.sent: Any = None
+        """When it was sent, as whoever records has it."""
         self.on_abandon: Callable[[], None] | None = None
         """Set by an actor that answers later, to hear that nobody waits any more. Synchronous, must not raise."""
 
@@ -69,5 +70,6 @@ class Note(Envelope):
         self._cell = cell
         self.message = message
         self.live = live
+        self.sent = None
         self.on_dropped = on_dropped
         """Called once if the actor ends before it has handled the message. Synchronous, must not raise."""

@@ -5,8 +5,12 @@ The kernel calls, whoever listens keeps what it wants. All calls are synchronous
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
+
+from tripower.runtime.kernel.messages import Message
 
 if TYPE_CHECKING:
     from tripower.runtime.kernel.envelope import Envelope
@@ -27,6 +31,18 @@ NEVER_STARTED = -1.0
 """In place of the time when a handler began."""
 
 
+Handled = tuple[int, Any, str | None, str, type[Message], float, float]
+"""Number, `Envelope.sent`, whose task waits, receiver, type of the message, when its handler began, and when it ended."""
+PLAIN = frozenset({"int", "float", "bool", "int | None", "float | None"})
+
+
+@cache
+def is_long(kind: type[Message]) -> bool:
+    """Whether messages of this type differ in size: they have texts or lists."""
+    annotations = {name: text for base in reversed(kind.__mro__) for name, text in inspect.get_annotations(base).items()}
+    return not all(annotations.get(name) in PLAIN for name in kind.__struct_fields__)
+
+
 class Recording(Protocol):
     """What listens to a system."""
 
@@ -34,10 +50,14 @@ class Recording(Protocol):
     """Counts up whenever somebody begins to read along: an actor then soon notes the state that it goes on from."""
 
     clock: Callable[[], float]
-    """What an ask is stamped with in `Envelope.sent`: the asking task is known later, while it waits."""
+    """What an ask that has to wait is stamped with in `Envelope.sent`. Whoever asks is known later, while they wait."""
+    number: Callable[[], int]
+    """The next number."""
+    keep: Callable[[Handled], None] | None
+    """Takes the entry of a message that was handled as it should: almost all messages, so this costs less than `over`. None: call that."""
 
     def sent(self, envelope: Envelope, way: str) -> None:
-        """A message that nobody waits for is sent, by `tell` or `control`. Called in the sender's task; stamps `Envelope.sent` too."""
+        """A message that nobody waits for is sent, by `tell` or `control`: stamp it. Called in the sender's task."""
 
     def over(self, actor: str, envelope: Envelope, started: float, outcome: str = "") -> None:
         """A handler that began at `started` has come to its end, and with it the message; `outcome` says of any other end which.

@@ -9,12 +9,11 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import attrs
 import msgspec
 import pytest
 import trio
@@ -26,11 +25,11 @@ from tripower.actors import drafting
 from tripower.actors.dialogue import TokenChunk
 from tripower.actors.queueing import QueueStatistics
 from tripower.api.embedding import EmbeddedRuntime, open_runtime
+from tripower.backends.picolm import drafted
 from tripower.runtime.configuration import Configuration, EngineSettings, SchedulerSettings
 from tripower.runtime.configuration.settings import SpeculationChoices
 from tripower.runtime.engine.constraint import JsonSchemaFormat, RegexFormat
-from tripower.runtime.engine.drafting import Drafter
-from tripower.runtime.speculation import make_drafter, make_model_drafter
+from tripower.runtime.speculation.drafter import FixedDrafter, SourceDrafter
 from tripower.runtime.store import Store
 
 PROMPTS = ("abcabcabcabc", "a b a b a b a", "one two three one two", "zzzzzzzz", "{}{}{}")
@@ -38,35 +37,31 @@ GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 40, "ignore_eos": Tr
 SAMPLED = GREEDY | {"temperature": 0.9, "seed": 5}
 LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
 END = LETTERS.index("~")
-MODES = ("off", "ngram-context", "prompt-lookup")
+MODES = ("off", "ngram-context", "prompt-lookup", "draft-model")
 SCHEMA = {"type": "array", "items": {"enum": ["ab", "cd"]}, "minItems": 3, "maxItems": 6}
 
 
-@attrs.define
-class Eager:
+class Eager(SourceDrafter):
     """A drafter that is counted."""
 
-    inner: Drafter
-    counts: list[int]
+    def __init__(self, inner: FixedDrafter, counts: list[int]) -> None:
+        super().__init__(inner.source)
+        self._inner, self._counts = inner, counts
 
-    @property
-    def token_cost(self) -> float:
-        return self.inner.token_cost
-
-    @property
-    def spent(self) -> float:
-        return self.inner.spent
-
-    @property
-    def quiet(self) -> int:
-        return self.inner.quiet
+    quiet = 0
 
     def propose(self, most: int, rows_beside: int = 0) -> Sequence[int]:
-        return self.inner.propose(most, rows_beside)
+        return self._inner.propose(most, rows_beside)
 
     def accept(self, tokens: Sequence[int], proposed: int) -> None:
-        self.counts.append(proposed)
-        self.inner.accept(tokens, proposed)
+        self._counts.append(proposed)
+        self._inner.accept(tokens, proposed)
+
+
+def nearly_free(*engines: Any) -> Generator[None, None, float]:
+    """A draft that is its own target would cost its neighbours too much to be asked."""
+    yield
+    return 0.001
 
 
 @pytest.fixture
@@ -74,12 +69,15 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many guesses were evaluated, step by step."""
     counted: list[int] = []
 
-    def eager(settings: Any, prompt: Sequence[int], costs: Any) -> Eager:
-        inner = make_drafter(msgspec.structs.replace(settings, adaptive=False), prompt, costs)
-        assert inner is not None
-        return Eager(inner, counted)
+    def eager(make: Callable[..., Any]) -> Callable[..., Eager]:
+        def made(settings: Any, *arguments: Any) -> Eager:
+            return Eager(make(msgspec.structs.replace(settings, adaptive=False), *arguments), counted)
 
-    monkeypatch.setattr(drafting, "make_drafter", eager)
+        return made
+
+    for name in ("make_drafter", "make_model_drafter"):
+        monkeypatch.setattr(drafting, name, eager(getattr(drafting, name)))
+    monkeypatch.setattr(drafted, "measure_step_cost", nearly_free)
     return counted
 
 
@@ -116,24 +114,13 @@ async def answers(mode: str, folder: Path, home: Path, *asked: dict[str, Any]) -
 
 # BB-052
 async def test_every_way_of_guessing_gives_the_tokens_of_no_guessing(folder: Path, tmp_path: Path, counts: list[int]) -> None:
-    plain, *guessed = [await answers(mode, folder, tmp_path / "home", GREEDY, SAMPLED) for mode in MODES]
-    assert all(each == plain for each in guessed)
-    assert sum(counts) > 50, "nothing was guessed"
-
-
-async def test_a_model_that_guesses_for_another_gives_the_tokens_of_no_guessing(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[Drafter] = []
-
-    def eager(settings: Any, *arguments: Any) -> Drafter:
-        made.append(make_model_drafter(msgspec.structs.replace(settings, adaptive=False), *arguments))
-        return made[-1]
-
-    monkeypatch.setattr(drafting, "make_model_drafter", eager)
-    plain, guessed = [await answers(mode, folder, tmp_path / "home", GREEDY, SAMPLED) for mode in ("off", "draft-model")]
-    assert guessed == plain
-    assert len(made) == 2 * len(PROMPTS)
+    found, evaluated = [], []
+    for mode in MODES:
+        counts.clear()
+        found.append(await answers(mode, folder, tmp_path / "home", GREEDY, SAMPLED))
+        evaluated.append(sum(counts))
+    assert all(each == found[0] for each in found)
+    assert evaluated[0] == 0 and min(evaluated[1:]) > 10, evaluated
 
 
 # BB-053

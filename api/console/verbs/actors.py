@@ -55,6 +55,9 @@ class ActorRow(msgspec.Struct, frozen=True, kw_only=True):
     crashes: int
     restarts: int
     permits: Permits | None = None
+    job: str = ""
+    """Of a device, what its lane works on, and since when it was submitted."""
+    job_seconds: float = 0.0
 
 
 # ps
@@ -71,11 +74,14 @@ async def list_actors(subject: Subject, words: Sequence[str]) -> list[ActorRow]:
 
 
 def _row(actor: ActorStatistics) -> ActorRow:
-    gate = getattr(actor.details, "gate", None)
-    fields = {name: getattr(actor, name) for name in ActorRow.__struct_fields__ if name != "permits"}
+    details = actor.details
+    gate = getattr(details, "gate", None)
+    fields = {name: getattr(actor, name) for name in ActorRow.__struct_fields__ if hasattr(actor, name)}
     return ActorRow(
         **fields,
         permits=None if gate is None else Permits(gate.active, gate.active_limit, gate.waiting, gate.waiting_limit),
+        job=getattr(details, "job", ""),
+        job_seconds=getattr(details, "job_seconds", 0.0),
     )
 
 
@@ -94,8 +100,8 @@ def show_actors(rows: list[ActorRow]) -> RenderableType:
         cells = (
             row.name,
             row.state,
-            row.message or "",
-            duration(row.handling_seconds) if row.message else "",
+            row.message or row.job,
+            duration(row.handling_seconds) if row.message else duration(row.job_seconds) if row.job else "",
             duration(row.deadline_left),
             f"{row.inbox + row.waiting}/{row.inbox_max}",
             str(row.inbox_peak),

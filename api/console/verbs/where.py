@@ -69,9 +69,10 @@ def _ours(stacks: Stacks) -> Stacks:
 
 
 def _our_lines(stack: Stack) -> Stack:
-    """The lines of tripower and of the program; where there are none, the innermost few of whatever there is."""
+    """The lines of tripower and of the program; where there are none, the kernel's innermost, or the innermost few of whatever there is."""
     own = tuple(frame for frame in stack.frames if frame.own)
-    return msgspec.structs.replace(stack, frames=own or stack.frames[:FOREIGN_FRAMES])
+    kernel = tuple(frame for frame in stack.frames if frame.origin == "kernel")
+    return msgspec.structs.replace(stack, frames=own or kernel[:1] or stack.frames[:FOREIGN_FRAMES])
 
 
 async def look_at_threads(subject: Subject, words: Sequence[str]) -> Stacks:

@@ -66,7 +66,7 @@ def test_a_draft_as_dear_as_its_target_is_never_asked(costs: RowCosts) -> None:
     assert (found.proposed, draft.steps, found.gain) == (0, 0, 1.0)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(
     right=st.sampled_from([0.0, 0.3, 0.6, 0.8, 1.0]),
     cost=st.sampled_from([0.01, 0.1, 0.3, 0.7]),
