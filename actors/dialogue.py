@@ -168,6 +168,9 @@ class Timings(msgspec.Struct, frozen=True):
     drafted: int = 0
     accepted: int = 0
     """Guessed tokens that were evaluated, and those of them that were right."""
+    passes: int = 0
+    replays: int = 0
+    """Steps that drew for an answer with guesses, and those of them in which a guess was wrong."""
 
 
 class GenerationFinished(Message, frozen=True):

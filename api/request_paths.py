@@ -45,9 +45,11 @@ async def locate_requests(runtime: Runtime, active: Collection[Exchange]) -> lis
     now = trio.current_time()
     queued = await queued_paths(runtime.system, now)
     index = _Index(queued)
+    await trio.lowlevel.checkpoint()
     found: list[Located] = []
     exchanges = [each for each in active if asks_a_model(each)]
     exchanges.sort(key=lambda each: not each.generations)  # who knows its tickets comes before who is looked for by its id
+    await trio.lowlevel.checkpoint()
     for number, exchange in enumerate(exchanges, 1):
         entries = index.take(exchange)
         if not exchange.over.is_set():
@@ -58,7 +60,10 @@ async def locate_requests(runtime: Runtime, active: Collection[Exchange]) -> lis
         found.append(Located(_own_path(own), None, (own,)))
         if number % PATHS_AT_ONCE == 0:
             await trio.lowlevel.checkpoint()
-    return sorted(found, key=lambda each: (-each.path.age, each.queued[0].ticket if each.queued else -1, each.path.id))
+    await trio.lowlevel.checkpoint()
+    found.sort(key=lambda each: (-each.path.age, each.queued[0].ticket if each.queued else -1, each.path.id))
+    await trio.lowlevel.checkpoint()  # what is made of them takes its time as well
+    return found
 
 
 def asks_a_model(exchange: Exchange) -> bool:

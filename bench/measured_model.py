@@ -24,6 +24,8 @@ class MeasuredModel(msgspec.Struct, frozen=True, kw_only=True):
     encoding: str
     """What most matrices are stored in, such as `Q4_1` or `Q4_K_M`; `?` where the header does not say."""
     size_bytes: int
+    chats: bool = False
+    """Whether it has a chat template."""
 
     def described(self) -> dict[str, Any]:
         """For the host part of a report."""
@@ -69,6 +71,7 @@ def describe_model(path: Path) -> MeasuredModel:
         name="-".join(words).lower() or path.stem,
         encoding=_encoding(metadata.get("general.file_type")),
         size_bytes=path.stat().st_size,
+        chats="tokenizer.chat_template" in metadata,
     )
 
 

@@ -214,9 +214,9 @@ class _Notebook:
 
     def __init__(self) -> None:
         self.turns: list[Turn] = []
-        self.clock = trio.current_time
-        self.number = itertools.count().__next__
-        self.keep: Callable[[Handled], None] = lambda entry: None
+        self.clock: Callable[[], float] = trio.current_time
+        self.number: Callable[[], int] = itertools.count().__next__
+        self.keep: Callable[[Handled], None] | None = lambda entry: None
 
     def sent(self, envelope: Envelope, way: str) -> None:
         pass

@@ -30,11 +30,16 @@ class Generate(Protocol):
 
 def peer_options(about: str | None) -> argparse.Namespace:
     """The command line of every peer."""
+    return peer_parser(about).parse_args()
+
+
+def peer_parser(about: str | None) -> argparse.ArgumentParser:
+    """What every peer is told, for those that are told more."""
     parser = argparse.ArgumentParser(description=(about or "").splitlines()[0])
     parser.add_argument("--model", required=True, help="a GGUF file")
     for name in ("port", "threads", "parallel", "context"):
         parser.add_argument(f"--{name}", type=int, required=True)
-    return parser.parse_args()
+    return parser
 
 
 def serve_peer(generate: Generate, port: int) -> None:

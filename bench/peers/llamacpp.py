@@ -1,17 +1,22 @@
 """llama.cpp's own HTTP server, out of the wheel `xllamacpp`, at its defaults but for threads, slots and context.
 
-python -m tripower.bench.peers.llamacpp --model FILE --port PORT --threads N --parallel N --context N
+python -m tripower.bench.peers.llamacpp --model FILE --port PORT --threads N --parallel N --context N [--guesses KIND]
+
+By default it guesses no tokens, as the server itself; see `guessing` for the kinds that it has.
 """
 
 from __future__ import annotations
 
 import signal
 
-from tripower.bench.peers.front import peer_options
+from tripower.bench.peers.front import peer_parser
+from tripower.bench.peers.guessing import NONE, set_guessing
 
 
 def main() -> None:
-    options = peer_options(__doc__)
+    parser = peer_parser(__doc__)
+    parser.add_argument("--guesses", default=NONE, help="a kind of n-gram speculation")
+    options = parser.parse_args()
     import xllamacpp
 
     parameters = xllamacpp.CommonParams()
@@ -22,6 +27,7 @@ def main() -> None:
     parameters.cpuparams.n_threads = options.threads
     parameters.cpuparams_batch.n_threads = options.threads
     parameters.port = options.port
+    set_guessing(parameters, options.guesses)
     server = xllamacpp.Server(parameters)  # listens on threads of its own
     while server:
         signal.pause()

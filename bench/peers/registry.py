@@ -44,8 +44,15 @@ def check_peer(name: str | None) -> None:
     )
 
 
-def peer_command(name: str, model_file: Path, *, threads: int, parallel: int, context: int) -> list[str]:
-    """The command line of a peer's child, for `running_server`. `context` is in tokens, for each of `parallel` sequences."""
+def peer_command(
+    name: str, model_file: Path, *, threads: int, parallel: int, context: int, guesses: str | None = None
+) -> list[str]:
+    """The command line of a peer's child, for `running_server`. `context` is in tokens, for each of `parallel` sequences.
+
+    `guesses`: how llama.cpp's server is to guess, see `guessing`; no other peer can be told.
+    """
     arguments = {"model": model_file, "port": "{port}", "threads": threads, "parallel": parallel, "context": context}
+    if guesses is not None:
+        arguments["guesses"] = guesses
     flat = [text for key, value in arguments.items() for text in (f"--{key}", str(value))]
     return module_command(f"tripower.bench.peers.{PEERS[name].child}", *flat)

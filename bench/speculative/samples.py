@@ -112,13 +112,21 @@ async def _run_one(runtime: Runtime, request: GenerationRequest) -> Sample:
 
 
 def score(rounds: Sequence[Round], *, steady: bool = False) -> float:
-    """How many times as fast one group is with guesses: the median of each order, and the smaller one of both."""
-    ratios: dict[bool, list[float]] = {}
+    """How many times as fast one group is with guesses."""
+    ratios = []
     for each in rounds:
         ours, theirs = (each.guessing.steady, each.plain.steady) if steady else (each.guessing.speed, each.plain.speed)
         if theirs:
-            ratios.setdefault(each.plain_first, []).append(ours / theirs)
-    return min((statistics.median_low(found) for found in ratios.values()), default=1.0)
+            ratios.append((each.plain_first, ours / theirs))
+    return smaller_of_orders(ratios)
+
+
+def smaller_of_orders(ratios: Iterable[tuple[bool, float]]) -> float:
+    """Of ratios and the order that each was measured in: the median of each order, and the smaller one of both; 1 of none."""
+    found: dict[bool, list[float]] = {}
+    for order, ratio in ratios:
+        found.setdefault(order, []).append(ratio)
+    return min((statistics.median_low(each) for each in found.values()), default=1.0)
 
 
 def geometric_mean(values: Iterable[float]) -> float:

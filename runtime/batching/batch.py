@@ -61,6 +61,9 @@ class Member(Generic[T]):
     proposed: int = 0
     accepted: int = 0
     """Guesses that were evaluated, and those of them that were right."""
+    passes: int = 0
+    replays: int = 0
+    """Of a member with a drafter, steps that drew for it, and those of them in which a guess was wrong."""
     leaving: bool = False
     finished: bool = False
 
@@ -92,6 +95,8 @@ class SpeculationCounts(msgspec.Struct):
     accepted_tokens: int = 0
     """Guesses that were evaluated, and those of them that were right."""
     emitted_tokens: int = 0
+    replays: int = 0
+    """Rounds in which a guess was wrong, so that its positions and those behind it were taken back."""
 
 
 class BatchStatistics(msgspec.Struct, frozen=True):
@@ -288,8 +293,12 @@ class Batch(Generic[T]):
         counts.drafted_tokens += proposed
         counts.accepted_tokens += tokens - 1
         counts.emitted_tokens += tokens
+        replay = proposed > tokens - 1
+        counts.replays += replay
         member.proposed += proposed
         member.accepted += tokens - 1
+        member.passes += 1
+        member.replays += replay
 
     def _check(self, roster: list[Member[T]], evaluated: Sequence[int], drawn: Sequence[int], runs: Runs) -> None:
         if len(evaluated) != len(roster) or len(drawn) != len(roster):

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import attrs
+
 
 class Drafter(Protocol):
     """Belongs to one sequence; made off the lane, used on the lane from the sequence's first step on. Synchronous.
@@ -45,3 +47,33 @@ class Drafter(Protocol):
 
         Called for every drawn token, the first one and those of steps without a proposal (`proposed` = 0) included.
         """
+
+
+@attrs.define
+class DraftTally:
+    """What a job's guesses took, for reports only: no decision reads it. Written on the lane, read when the job has ended.
+
+    Times are seconds of a monotonic clock.
+    """
+
+    draft_seconds: float = 0.0
+    """In drafters: guesses, and learning from what was drawn."""
+    verify_seconds: float = 0.0
+    """Steps that evaluated guesses, other members' rows included."""
+    fallbacks: int = 0
+    """Times that a drafter stopped guessing until guesses would have been right again, or failed."""
+    ready_at: float = 0.0
+    """When the last drafter of the present step had been asked."""
+
+    def take(self) -> DraftTally:
+        """What was counted since the last time."""
+        taken = DraftTally(self.draft_seconds, self.verify_seconds, self.fallbacks)
+        self.draft_seconds = self.verify_seconds = 0.0
+        self.fallbacks = 0
+        return taken
+
+    def add(self, other: DraftTally) -> None:
+        """Count what another one has counted."""
+        self.draft_seconds += other.draft_seconds
+        self.verify_seconds += other.verify_seconds
+        self.fallbacks += other.fallbacks

@@ -6,6 +6,7 @@ A drafter is advice. One that fails is not asked again by this job, and its sequ
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 
 from tripower.runtime.engine.constraint import Constraint, TokenMask
@@ -22,6 +23,7 @@ def ask_draft(table: StepTable, slot: int, most: int, rows_beside: int, vocabula
     drafter = table.drafter[slot]
     if drafter is None or most < 1 or drafter.quiet:
         return []
+    tally, began = table.tally, time.perf_counter()
     try:
         tokens = list(drafter.propose(most, rows_beside))[:most]
         ends = table.ends[slot]
@@ -33,9 +35,11 @@ def ask_draft(table: StepTable, slot: int, most: int, rows_beside: int, vocabula
         if tokens and constraint is not None:
             del tokens[constraint.valid_prefix(tokens) :]
     except Exception:
-        log.exception("a drafter failed: its sequence goes on without")
-        table.drafter[slot] = None
+        _give_up(table, slot)
         return []
+    finally:
+        tally.ready_at = time.perf_counter()
+        tally.draft_seconds += tally.ready_at - began
     return tokens
 
 
@@ -54,11 +58,21 @@ def tell_drafter(table: StepTable, slot: int, drawn: Sequence[int], proposed: in
     drafter = table.drafter[slot]
     if drafter is None or not drawn or drawn[-1] < 0:
         return
+    tally, began = table.tally, time.perf_counter()
     try:
+        was_quiet = drafter.quiet
         drafter.accept(drawn, proposed)
+        tally.fallbacks += bool(drafter.quiet and not was_quiet)
     except Exception:
-        log.exception("a drafter failed: its sequence goes on without")
-        table.drafter[slot] = None
+        _give_up(table, slot)
+    tally.draft_seconds += time.perf_counter() - began
+
+
+def _give_up(table: StepTable, slot: int) -> None:
+    """In the handler of what a drafter raised."""
+    log.exception("a drafter failed: its sequence goes on without")
+    table.drafter[slot] = None
+    table.tally.fallbacks += 1
 
 
 def masks_along(constraint: Constraint, tokens: Sequence[int], first: TokenMask) -> list[TokenMask]:

@@ -7,13 +7,14 @@ rows up to `steps_done`. The loop may set `stop` at any time; the lane ends at t
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
 
 from tripower.runtime.engine.constraint import Constraint
-from tripower.runtime.engine.drafting import Drafter
+from tripower.runtime.engine.drafting import Drafter, DraftTally
 from tripower.runtime.engine.logprobs import NO_LOGPROBS, RowReport
 from tripower.runtime.engine.sampling_parameters import SamplingParameters
 
@@ -67,6 +68,8 @@ class StepTable:
         """By step and slot, the tokens drawn before `drawn`: there before `steps_done` tells of the step, as all that follows."""
         self.proposed: dict[int, Mapping[int, int]] = {}
         """By step and slot, how many guesses were evaluated."""
+        self.tally = DraftTally()
+        """What guesses took since somebody last asked: it outlives `clear`."""
         self.reports: dict[int, dict[int, RowReport]] = {}
         """By step and slot, for slots that asked for log probabilities: there before `steps_done` tells of the step."""
 
@@ -171,4 +174,6 @@ class StepTable:
         step = self.steps_done
         self.evaluated[step, : len(evaluated)] = evaluated
         self.drawn[step, : len(drawn)] = drawn
+        if step in self.proposed:
+            self.tally.verify_seconds += time.perf_counter() - self.tally.ready_at
         self.control[STEPS_DONE] = step + 1

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator
 from functools import cache
 from heapq import merge
 from operator import itemgetter
@@ -41,10 +41,8 @@ ENTRY_BYTES = 240
 
 T = TypeVar("T")
 
-_Sent = float | tuple[str, float]
-"""Of an ask when it was sent; else which way it went, and when. Of an ask that was kept `answer`, and since when."""
-_Entry = tuple[int, _Sent | None, str, bool, str, str, float, float, str, int]
-"""Number, sent, sender, whether somebody waited, receiver, type, started, ended, outcome (empty: as it should), size (0: its type's)."""
+_Entry = tuple[int, Any, str | None, str, type[Message], float, float, bool, str, int]
+"""`Handled`, and whether somebody waited, the outcome (empty: as it should) and the size."""
 
 
 class Shelf(Generic[T]):
@@ -189,9 +187,9 @@ class Recorder:
         return held
 
     def _passed(self, entry: Handled | _Entry, message: Message | None) -> Passed:
-        number, sent, sender, receiver, kind, started, ended, *rest = entry
-        way, sent_at, sender = sent if isinstance(sent, tuple) else ("ask", sent, sender)
-        asks, outcome, size = rest or (way == "ask", "", empty_size(kind))
+        number, sent, waits, receiver, kind, started, ended = entry[:7]
+        way, sent_at, sender = sent if isinstance(sent, tuple) else ("ask", sent, waits)
+        asks, outcome, size = entry[7:] or (way == "ask", "", empty_size(kind))
         begun = None if started == NEVER_STARTED else started
         return Passed(
             number=number,
@@ -219,7 +217,7 @@ def size_of(message: Message) -> int:
     size = empty_size(type(message))
     for name in message.__struct_fields__:
         value = getattr(message, name)
-        if isinstance(value, Sized):
+        if hasattr(value, "__len__"):
             size += ITEM_BYTES * len(value)
     return size
 

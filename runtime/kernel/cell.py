@@ -407,7 +407,7 @@ class Cell:
                         if recording is not known:
                             known, clock, number = recording, recording.clock, recording.number
                         kind, task, keep = type(envelope.message), envelope._task, recording.keep
-                        if kind in long or keep is None:
+                        if keep is None or (long and kind in long):
                             recording.over(name, envelope, time)
                         else:
                             keep((number(), envelope.sent, task and task.name, name, kind, time, clock()))

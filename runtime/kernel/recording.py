@@ -33,7 +33,7 @@ NEVER_STARTED = -1.0
 
 Handled = tuple[int, Any, str | None, str, type[Message], float, float]
 """Number, `Envelope.sent`, whose task waits, receiver, type of the message, when its handler began, and when it ended."""
-PLAIN = frozenset({"int", "float", "bool", "int | None", "float | None"})
+PLAIN = frozenset({int, float, bool, "int", "float", "bool", "int | None", "float | None"})
 
 
 @cache

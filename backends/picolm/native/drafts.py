@@ -65,7 +65,8 @@ class StepDrafts:
         """Steps to come at which nobody is to be asked; 0: ask at the next one."""
         alive = self._program.slots.alive
         quiet = [drafter.quiet for slot in self.slots if alive[slot] and (drafter := self._table.drafter[slot]) is not None]
-        return max(min(quiet, default=self._table.steps_max), self._rest)
+        fewest = min(quiet, default=self._table.steps_max)
+        return max(fewest, RESTS[-1]) if fewest else self._rest
 
     @property
     def spent(self) -> bool:

@@ -64,9 +64,9 @@ async def test_ps_tells_what_each_actor_does_and_who_waits(autojump_clock: objec
         queue = rows[-1]
         assert (queue.state, queue.permits) == ("idle", Permits(2, 2, 1, 4)) and queue.handled > 0
         assert await run(subject, "ps queue:toy") == [queue]
-        assert (rows[1].job, rows[1].job_seconds) == ("steps toy", 3.5)
+        assert (rows[1].job, rows[1].job_seconds) == ("steps toy", 2.5)
         told = shown("ps", rows)
-        assert "steps toy  3.5 s" in told and "queue:toy" in told and "2/2" in told and "1/4" in told
+        assert "steps toy  2.5 s" in told and "queue:toy" in told and "2/2" in told and "1/4" in told
         with pytest.raises(NotFound) as caught:
             await run(subject, "ps nobody")
         assert caught.value.code == "actor_not_found"
