@@ -53,6 +53,7 @@ from tripower.backends.text.stream import TextStream
 from tripower.runtime.admission import Gate
 from tripower.runtime.batching import NO_REPORTS, Batch, Member
 from tripower.runtime.engine import LoadedModel, StepTable
+from tripower.runtime.engine.drafting import DraftTally
 from tripower.runtime.engine.step_table import INVALID_LOGITS, NO_DRAFTS, NO_RUNS
 from tripower.runtime.kernel import (
     Actor,
@@ -112,6 +113,7 @@ class ModelQueueActor(Actor[Command]):
         self._seen_steps = 0
         self._failures = 0
         self._speculative_seconds = 0.0
+        self._tally = DraftTally()
         self._closing = self._expiring = False
         self._diary = Diary()
         self._time = 0.0
@@ -409,6 +411,8 @@ class ModelQueueActor(Actor[Command]):
             now - first,
             member.proposed,
             member.accepted,
+            member.passes,
+            member.replays,
         )
         if member.drafter is not None:
             self._speculative_seconds += timings.decode_seconds
@@ -424,6 +428,7 @@ class ModelQueueActor(Actor[Command]):
     def _end_job(self, message: StepsDone) -> None:
         self._commit_steps(message.steps)
         self._batch.end_job(aborted=bool(message.error))
+        self._tally.add(self._table.tally.take())
         self._job = -1
         if message.error:
             self._failures += bool(self._table.slots)  # a job that only closes is nobody's try
@@ -482,7 +487,14 @@ class ModelQueueActor(Actor[Command]):
         settings = self._limits.speculation
         if settings is None:
             return None
-        return SpeculationStatistics(self._engine.info.backend, settings.strategy.value, self._speculative_seconds)
+        return SpeculationStatistics(
+            self._engine.info.backend,
+            settings.strategy.value,
+            self._speculative_seconds,
+            self._tally.draft_seconds,
+            self._tally.verify_seconds,
+            self._tally.fallbacks,
+        )
 
     def is_live(self, ticket: int) -> bool:
         """Whether a request still waits or runs here."""

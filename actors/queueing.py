@@ -166,11 +166,17 @@ class SeatStatistics(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class SpeculationStatistics(msgspec.Struct, frozen=True):
-    """By what a queue's tokens are guessed, and the time that such answers took after their first tokens; counts are the batch's."""
+    """By what a queue's tokens are guessed, and what that took; counts are the batch's. Times are seconds."""
 
     backend: str
     strategy: str
     decode_seconds: float
+    """Of answers with guesses, after their first tokens."""
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    """In drafters, and in steps that evaluated guesses, other members' rows included: by a monotonic clock, of jobs that have ended."""
+    fallbacks: int = 0
+    """Times that a request stopped guessing, until guesses would have been right again."""
 
 
 class AnswerFigures(msgspec.Struct, frozen=True, gc=False):

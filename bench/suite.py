@@ -47,6 +47,13 @@ RUNS = (
     Run("mix-smollm2", ("mix", *SMALL)),
     Run("overload-smollm2", ("overload", *SMALL)),
     Run("console", ("console", *SMALL)),
+    Run("prefix-smollm2", ("prefix", *SMALL, "--peer", "llamacpp")),
+    Run("prefix-gemma3-270m", ("prefix", *GEMMA)),
+    Run("structured-smollm2", ("structured", *SMALL)),
+    Run("speculative-smollm2", ("speculative", *SMALL)),
+    Run("speculative-gemma3-270m", ("speculative", *GEMMA)),
+    Run("speculative-smollm2-llamacpp", ("speculative", *SMALL, "--peer", "llamacpp")),
+    Run("speculative-smollm2-q4_0-llamacpp", ("speculative", *SMALL_Q4_0, "--peer", "llamacpp")),
 )
 
 

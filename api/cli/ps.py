@@ -49,6 +49,15 @@ class ModelFigures(msgspec.Struct, kw_only=True):
     """Of the tokens of prompts, those that did not have to be evaluated again."""
     tokens_per_pass: float = 0.0
     """Tokens that a step gives an answer with guesses; 0 where nothing is guessed."""
+    right_share: float = 0.0
+    """Of the guesses that were evaluated, those that were right."""
+    replays: int = 0
+    """Steps of a request that were taken back in part, since a guess was wrong."""
+    fallbacks: int = 0
+    """Times that a request stopped guessing."""
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    """Of the lane: in drafters, and in steps that evaluated guesses."""
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -103,7 +112,7 @@ def read_figures(url: str, health: dict[str, Any], models: dict[str, Any], metri
                 completed=int(samples.get(("tripower_requests_total", model["id"], "completed"), 0)),
                 kept_bytes=int(samples.get(("tripower_prefix_bytes", model["id"]), 0)),
                 reused_share=_reused_share(samples, model["id"]),
-                tokens_per_pass=_tokens_per_pass(samples, model["id"]),
+                **_guesses(samples, model["id"]),
             )
             for model in models["data"]
         ],
@@ -116,16 +125,27 @@ def _reused_share(samples: dict[tuple[str, ...], float], model: str) -> float:
     return reused / (reused + evaluated) if reused else 0.0
 
 
-def _tokens_per_pass(samples: dict[tuple[str, ...], float], model: str) -> float:
-    def total(name: str) -> float:
-        return sum(value for key, value in samples.items() if key[0] == f"tripower_speculative_{name}_total" and model in key)
+def _guesses(samples: dict[tuple[str, ...], float], model: str) -> dict[str, Any]:
+    """What a model's guesses have brought and taken, by the names of `ModelFigures`."""
 
-    return round(total("emitted_tokens") / passes, 2) if (passes := total("target_passes")) else 0.0
+    def total(name: str, *labels: str) -> float:
+        wanted = {f"tripower_speculative_{name}_total", model, *labels}
+        return sum(value for key, value in samples.items() if wanted <= set(key))
+
+    passes, drafted = total("target_passes"), total("drafted_tokens")
+    return {
+        "tokens_per_pass": round(total("emitted_tokens") / passes, 2) if passes else 0.0,
+        "right_share": round(total("accepted_tokens") / drafted, 3) if drafted else 0.0,
+        "replays": int(total("replays")),
+        "fallbacks": int(total("fallbacks")),
+        "draft_seconds": total("phase_seconds", "draft"),
+        "verify_seconds": total("phase_seconds", "verify"),
+    }
 
 
 def shown(figures: Figures) -> str:
     """The table for people."""
-    rows = [("MODEL", "STATE", "CONTEXT", "PARAMETERS", "MEMORY", "KEPT", "REUSED", "PER PASS", "ANSWERED")]
+    rows = [("MODEL", "STATE", "CONTEXT", "PARAMETERS", "MEMORY", "KEPT", "REUSED", "PER PASS", "RIGHT", "ANSWERED")]
     for model in figures.models:
         rows.append(
             (
@@ -137,6 +157,7 @@ def shown(figures: Figures) -> str:
                 size(model.kept_bytes) if model.kept_bytes else "-",
                 f"{model.reused_share:.0%}" if model.reused_share else "-",
                 f"{model.tokens_per_pass:.1f}" if model.tokens_per_pass else "-",
+                f"{model.right_share:.0%}" if model.right_share else "-",
                 str(model.completed),
             )
         )

@@ -193,8 +193,8 @@ class ConsoleConnection:
                 self._figures.answered += 1
         except (Exception, SystemExit) as error:  # noqa: BLE001 - no verb may end more than its own call
             line = _line(self._refusal(call.id, error, "complete" if verb is None else verb.name))
+        await self._outgoing.put(line)  # until there is room for its answer a call is open: who does not read gets no more of them
         del self._calls[call.id]
-        await self._outgoing.put(line)
 
     async def _value(self, call: OpenCall, frame: Call | Complete, verb: Verb | None) -> Any:
         if isinstance(frame, Complete):

@@ -53,6 +53,9 @@ class TimingsOut(msgspec.Struct, frozen=True):
     draft_n: int | msgspec.UnsetType = msgspec.UNSET
     draft_n_accepted: int | msgspec.UnsetType = msgspec.UNSET
     """Guessed tokens, and the right ones of them, where any were evaluated."""
+    draft_passes: int | msgspec.UnsetType = msgspec.UNSET
+    draft_replays: int | msgspec.UnsetType = msgspec.UNSET
+    """Ours: steps that drew a token, and those of them in which a guess was wrong."""
 
 
 class CalledOut(msgspec.Struct, frozen=True):
@@ -153,6 +156,8 @@ def merged(ends: Sequence[GenerationFinished], n: int) -> GenerationFinished:
         max(end.timings.decode_seconds for end in ends),
         sum(end.timings.drafted for end in ends),
         sum(end.timings.accepted for end in ends),
+        sum(end.timings.passes for end in ends),
+        sum(end.timings.replays for end in ends),
     )
     return GenerationFinished(ends[0].reason, "", usage, timings)
 
@@ -168,7 +173,7 @@ def timings_out(finished: GenerationFinished) -> TimingsOut:
         *_rates(evaluated, timings.prefill_seconds),
         predicted,
         *_rates(predicted, timings.decode_seconds),
-        *((timings.drafted, timings.accepted) if timings.drafted else ()),
+        *((timings.drafted, timings.accepted, timings.passes, timings.replays) if timings.drafted else ()),
     )
 
 

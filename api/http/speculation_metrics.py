@@ -1,7 +1,8 @@
 """What guesses have brought: the families `tripower_speculative_…`.
 
 Labels are the queue's engine, its model and the strategy. Acceptance is accepted over drafted tokens, the yield emitted tokens over
-target passes, passes without a guess included.
+target passes, passes without a guess included. The time of a phase is the lane's: `draft` is spent in drafters, `verify` in steps that
+evaluated guesses, which other requests' rows share; it counts when a job of the lane has ended.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ COUNTERS = (
     ("drafted_tokens", "Guesses that were evaluated."),
     ("accepted_tokens", "Of those, guesses that were right."),
     ("emitted_tokens", "Tokens of such requests."),
+    ("replays", "Steps of a request in which a guess was wrong and its positions were taken back."),
 )
+PHASES = ("draft", "verify")
 
 
 def speculation_metrics(queues: Sequence[QueueStatistics]) -> Iterator[Metric]:
@@ -37,6 +40,18 @@ def speculation_metrics(queues: Sequence[QueueStatistics]) -> Iterator[Metric]:
         if queue.speculation is not None:
             seconds.add_metric(_labels(queue), queue.speculation.decode_seconds)
     yield seconds
+    fallbacks = CounterMetricFamily(
+        "tripower_speculative_fallbacks",
+        "Times that a request stopped guessing, until guesses would have been right.",
+        labels=LABELS,
+    )
+    phases = CounterMetricFamily("tripower_speculative_phase_seconds", "Time of the lane.", labels=(*LABELS, "phase"))
+    for queue in queues:
+        if queue.speculation is not None:
+            fallbacks.add_metric(_labels(queue), queue.speculation.fallbacks)
+            for phase in PHASES:
+                phases.add_metric((*_labels(queue), phase), getattr(queue.speculation, f"{phase}_seconds"))
+    yield from (fallbacks, phases)
 
 
 def _labels(queue: QueueStatistics) -> tuple[str, str, str]:

@@ -35,6 +35,7 @@ def ask_draft(table: StepTable, slot: int, most: int, rows_beside: int, vocabula
         if tokens and constraint is not None:
             del tokens[constraint.valid_prefix(tokens) :]
     except Exception:
+        log.exception("a drafter failed: its sequence goes on without")
         _give_up(table, slot)
         return []
     finally:
@@ -64,13 +65,13 @@ def tell_drafter(table: StepTable, slot: int, drawn: Sequence[int], proposed: in
         drafter.accept(drawn, proposed)
         tally.fallbacks += bool(drafter.quiet and not was_quiet)
     except Exception:
+        log.exception("a drafter failed: its sequence goes on without")
         _give_up(table, slot)
     tally.draft_seconds += time.perf_counter() - began
 
 
 def _give_up(table: StepTable, slot: int) -> None:
-    """In the handler of what a drafter raised."""
-    log.exception("a drafter failed: its sequence goes on without")
+    """Ask a drafter no more in this job."""
     table.drafter[slot] = None
     table.tally.fallbacks += 1
 

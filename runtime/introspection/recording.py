@@ -57,7 +57,7 @@ class Passed(msgspec.Struct, frozen=True, kw_only=True, tag="message", omit_defa
 
     number: int
     sent: float | None = None
-    """None where that was before the recorder came. Of an answer: when the ask was kept."""
+    """Of an ask to an actor that had nothing else to do: when it was taken. Of an answer: when the ask was kept. None where it is not known."""
     sender: str = ""
     """The name of the task."""
     receiver: str

@@ -13,6 +13,8 @@ import trio
 import trio.testing
 
 from tests.actors.rigs import Listener, Saboteur, open_toy, request, warm_up
+from tests.actors.test_speculation import speculating
+from tests.drafters import Teller
 from tests.recordings import recorded_lines, through_file
 from tripower.actors.dialogue import Failed, GenerationFinished
 from tripower.actors.queueing import AnswerParts, Generate, outlet_room
@@ -268,3 +270,17 @@ def numbers_in(value: Any) -> list[int]:
         case int() as number:
             return [number]
     return []
+
+
+def test_guesses_that_were_right_are_taken_from_the_recording(tmp_path: Path) -> None:
+    lines: list[Line] = []
+
+    async def main() -> None:
+        async with speculating(Teller, recorder_entries=10_000) as (runtime, _, _):
+            await Listener().run(runtime.generate(request("guess", 20)))
+            lines.extend(await recorded_lines(runtime))
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    recording = through_file(lines, tmp_path)
+    assert any(step[3:] and step[3] for note in recording.notes for step in note.data.get("told", {}).get("steps", ()))
+    assert_equal(replay(recording))

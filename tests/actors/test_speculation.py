@@ -23,7 +23,7 @@ from tests.actors.rigs import (
     request,
     warm_up,
 )
-from tests.drafters import Teller
+from tests.drafters import Failing, Resting, Teller
 from tripower.actors.dialogue import TokenChunk
 from tripower.actors.drafting import guesses, narrowed, new_drafter
 from tripower.actors.queueing import SpeculationStatistics, outlet_room
@@ -73,9 +73,46 @@ async def test_one_step_brings_several_tokens_and_each_is_an_event(autojump_cloc
         assert listener.finished.timings.accepted == 6
         figures = queue_figures(runtime)
         assert figures.batch.speculation == SpeculationCounts(1, 2, 3, 6, 6, 9)
-        assert figures.speculation == SpeculationStatistics("toy", "ngram-context", 2.0)
+        assert (listener.finished.timings.passes, listener.finished.timings.replays) == (3, 0)
+        assert figures.speculation is not None
+        assert min(figures.speculation.draft_seconds, figures.speculation.verify_seconds) > 0  # a clock of their own
+        told = msgspec.structs.replace(figures.speculation, draft_seconds=0.0, verify_seconds=0.0)
+        assert told == SpeculationStatistics("toy", "ngram-context", 2.0)
         await trio.sleep(10)
         await assert_quiet(runtime, backend)
+
+
+async def test_a_step_whose_guesses_were_wrong_counts_as_taken_back(autojump_clock: MockClock) -> None:
+    async with speculating(lambda answer: Teller(answer, width=3, wrong=1.0, vocabulary=257)) as (runtime, _, _):
+        listener = Listener()
+        await listener.run(runtime.generate(request("hello", 9)))
+        counts = queue_figures(runtime).batch.speculation
+        assert listener.tokens == greedy("hello", 9) and listener.finished is not None
+        assert (
+            counts.replays == counts.rounds == listener.finished.timings.replays == 7
+        )  # the first token and the last have none
+        assert (listener.finished.timings.passes, listener.finished.timings.accepted) == (9, 0)
+
+
+async def test_each_time_that_a_request_stops_guessing_is_counted(autojump_clock: MockClock) -> None:
+    async with speculating(lambda answer: Resting(answer, rest=5, width=2)) as (runtime, _, _):
+        listener = Listener()
+        await listener.run(runtime.generate(request("hello", 30)))
+        await trio.sleep(10)
+        figures = queue_figures(runtime)
+        assert figures.speculation is not None
+        assert figures.speculation.fallbacks == figures.batch.speculation.rounds == 4
+
+
+@pytest.mark.parametrize("when", ["asked", "told"])
+async def test_a_drafter_that_fails_is_counted_as_one_that_stops(autojump_clock: MockClock, when: str) -> None:
+    async with speculating(lambda answer: Failing(when=when)) as (runtime, _, _):
+        listener = Listener()
+        await listener.run(runtime.generate(request("hello", 9)))
+        await trio.sleep(10)
+        figures = queue_figures(runtime)
+        assert listener.tokens == greedy("hello", 9)
+        assert figures.speculation is not None and figures.speculation.fallbacks > 0
 
 
 @pytest.mark.parametrize("place", range(2, 12))

@@ -22,8 +22,10 @@ async def queue() -> QueueStatistics:
         await warm_up(runtime)
         await complete(runtime)
         found = queue_figures(runtime)
-    batch = msgspec.structs.replace(found.batch, speculation=SpeculationCounts(1, 4, 10, 12, 9, 19))
-    return msgspec.structs.replace(found, batch=batch, speculation=SpeculationStatistics("picolm", "ngram-context", 1.5))
+    batch = msgspec.structs.replace(found.batch, speculation=SpeculationCounts(1, 4, 10, 12, 9, 19, 2))
+    return msgspec.structs.replace(
+        found, batch=batch, speculation=SpeculationStatistics("picolm", "ngram-context", 1.5, 0.25, 0.75, 3)
+    )
 
 
 def exposed(figures: QueueStatistics) -> str:
@@ -42,8 +44,12 @@ async def test_counts_carry_the_engine_the_model_and_the_strategy(autojump_clock
     for name, value in (
         ("requests_total", 1.0), ("rounds_total", 4.0), ("target_passes_total", 10.0), ("drafted_tokens_total", 12.0),
         ("accepted_tokens_total", 9.0), ("emitted_tokens_total", 19.0), ("decode_seconds_total", 1.5),
+        ("replays_total", 2.0), ("fallbacks_total", 3.0),
     ):  # fmt: skip
         assert f"tripower_speculative_{name}{labels} {value}" in text
+    for phase, seconds in (("draft", 0.25), ("verify", 0.75)):
+        of_phase = f'backend="picolm",model="toy",phase="{phase}",strategy="ngram-context"'
+        assert f"tripower_speculative_phase_seconds_total{{{of_phase}}} {seconds}" in text
 
 
 async def test_a_queue_that_does_not_guess_has_no_sample(autojump_clock: MockClock) -> None:
@@ -57,11 +63,21 @@ async def test_ps_shows_what_a_pass_gives(autojump_clock: MockClock) -> None:
     figures = read_figures("http://here", {"status": "ok", "reasons": []}, {"data": [model]}, metrics)
     assert figures.models[0].tokens_per_pass == 1.9
     assert "PER PASS" in shown(figures) and " 1.9 " in shown(figures)
+    assert "RIGHT" in shown(figures) and " 75% " in shown(figures)
+
+
+async def test_ps_as_json_tells_what_guesses_took(autojump_clock: MockClock) -> None:
+    metrics = exposed(await queue()) + "tripower_requests_running 0.0\ntripower_requests_waiting 0.0\n"
+    model = {"id": "toy", "status": {"value": "loaded"}}
+    [told] = read_figures("http://here", {"status": "ok", "reasons": []}, {"data": [model]}, metrics).models
+    assert (told.right_share, told.replays, told.fallbacks) == (0.75, 2, 3)
+    assert (told.draft_seconds, told.verify_seconds) == (0.25, 0.75)
 
 
 def test_timings_tell_of_guesses_by_llama_servers_names_where_there_were_any() -> None:
-    ends = [GenerationFinished("stop", "", Usage(3, 9), Timings(0, 1, 2, *counts)) for counts in ((6, 4), (0, 0))]
+    ends = [GenerationFinished("stop", "", Usage(3, 9), Timings(0, 1, 2, *counts)) for counts in ((6, 4, 5, 1), (0, 0, 3, 0))]
     told = msgspec.to_builtins(timings_out(ends[0]))
-    assert (told["draft_n"], told["draft_n_accepted"]) == (6, 4)
-    assert "draft_n" not in msgspec.to_builtins(timings_out(ends[1]))
-    assert merged(ends, 2).timings.drafted == 6
+    assert (told["draft_n"], told["draft_n_accepted"], told["draft_passes"], told["draft_replays"]) == (6, 4, 5, 1)
+    assert not {name for name in msgspec.to_builtins(timings_out(ends[1])) if name.startswith("draft_")}
+    together = merged(ends, 2).timings
+    assert (together.drafted, together.accepted, together.passes, together.replays) == (6, 4, 8, 1)
