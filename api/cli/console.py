@@ -28,6 +28,8 @@ HISTORY = "console_history"
 def main(arguments: argparse.Namespace) -> int:
     """Attach, and answer what is asked. Returns the exit code: 1 when a verb was refused, but for a prompt."""
     tolerate_any_text()
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(errors="replace")
     return run_until_interrupted(partial(attend, arguments))
 
 

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 WIDTH = 160
 """Of what is no terminal, unless `COLUMNS` says otherwise."""
-_HARMFUL = re.compile(rb"\\u00[01]|\\u007f|\x7f|\xc2[\x80-\x9f]")
+WIDTH_MAX = 10_000
+_HARMFUL = re.compile(rb"\\u00[01]|\\u007f|\\[bfr]|\x7f|\xc2[\x80-\x9f]")
+_UNESCAPED = re.compile(rb"\x7f|\xc2[\x80-\x9f]")
+"""What JSON lets through as it is, and some terminals obey."""
 _REPLACED = {code: "\ufffd" for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t"}
 
 
@@ -33,7 +36,7 @@ class Screen:
     def show(self, verb: str, value: msgspec.Raw, hello: Hello) -> None:
         """One answer, or one item of a stream. Raises `UnknownAnswer` where the server's version differs too much from ours."""
         if self._as_json:
-            print(bytes(value).decode(), flush=True)
+            print(escaped(bytes(value)), flush=True)
             return
         if bytes(value) == b"null":
             return
@@ -52,16 +55,26 @@ class Screen:
     def refuse(self, error: TripowerError) -> None:
         """What was refused, and why: on standard error, and for programs in the place of the answer as well."""
         if self._as_json:
-            print(msgspec.json.encode({"error": {"code": error.code, "message": error.message}}).decode(), flush=True)
+            print(escaped(msgspec.json.encode({"error": {"code": error.code, "message": error.message}})), flush=True)
         sys.stdout.flush()
-        print(f"tripower: {error.message}", file=sys.stderr, flush=True)
+        print(f"tripower: {error.message.translate(_REPLACED)}", file=sys.stderr, flush=True)
 
     @cached_property
     def _console(self) -> Console:
         from rich.console import Console
 
-        width = None if is_terminal(sys.stdout) else int(os.environ.get("COLUMNS", "") or WIDTH)
+        width = None if is_terminal(sys.stdout) else width_of(os.environ.get("COLUMNS", ""))
         return Console(width=width, markup=False, highlight=False, emoji=False)
+
+
+def width_of(columns: str) -> int:
+    """What `COLUMNS` says, or `WIDTH` where that is no width."""
+    return int(columns) if columns.isascii() and columns.isdigit() and 0 < int(columns[:9]) <= WIDTH_MAX else WIDTH
+
+
+def escaped(value: bytes) -> str:
+    """The same JSON, in which nothing controls a terminal."""
+    return _UNESCAPED.sub(lambda found: b"\\u00%02x" % found[0][-1], value).decode()
 
 
 def harmless(value: msgspec.Raw) -> msgspec.Raw:

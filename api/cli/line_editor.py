@@ -21,17 +21,21 @@ Complete = Callable[[Sequence[str]], Sequence[str]]
 
 
 def read_line(prompt: str, hint: str, *, interrupted: str = "") -> str | None:
-    """A line, or None at the end of input. Blocks the thread. At a terminal, Ctrl-C gives `interrupted` and shows the hint."""
-    if not is_terminal(sys.stdin):
-        return sys.stdin.readline() or None
+    """A line, or None at the end of input. Blocks the thread. At a terminal, Ctrl-C gives `interrupted` and shows the hint.
+
+    Anywhere else it raises `KeyboardInterrupt`.
+    """
+    terminal = is_terminal(sys.stdin)
     at_interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
     at_end = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        return input(prompt)
+        return input(prompt) if terminal else sys.stdin.readline() or None
     except EOFError:
         print()
         return None
     except KeyboardInterrupt:
+        if not terminal:
+            raise
         print()
         note(hint)
         return interrupted

@@ -97,7 +97,10 @@ class ConsoleClient:
     async def _opened(self, frame: Call | Complete) -> AsyncIterator[OpenCall]:
         if self._gone is not None:
             raise self._gone
-        line = _line(frame)
+        try:
+            line = _line(frame)
+        except UnicodeEncodeError as error:  # a command line may be any bytes
+            raise ConsoleRefused("what is asked is no text: write it in UTF-8", code="not_text") from error
         if len(line) > LINE_BYTES_MAX:
             raise ConsoleRefused(f"what is asked is longer than {LINE_BYTES_MAX} bytes", code="line_too_long")
         call = self._calls[frame.id] = OpenCall()

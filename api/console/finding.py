@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 from pathlib import Path
 
 import attrs
@@ -21,6 +22,9 @@ HELLO_SECONDS = 5.0
 """A process whose loop is held for so long does not count as answering."""
 LISTED_SECONDS = 1.0
 """The same where several are looked at."""
+TARGET_MAX = 200
+"""As much of what nobody can be attached to is repeated."""
+PID_DIGITS_MAX = 20
 _ADDRESS = re.compile(r"[^/]*:[0-9]+\Z|[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -59,21 +63,25 @@ async def find(target: str | None) -> Path:
     if target is None:
         return await _only_one()
     if target.isascii() and target.isdecimal():
-        found = sockets(pid=int(target))
+        found = sockets(pid=int(target[:PID_DIGITS_MAX]))
         if not found:
-            raise CannotAttach(f"process {target} has no console{await _others()}")
+            raise CannotAttach(f"process {target[:TARGET_MAX]} has no console{await _others()}")
         return found[0]
     if _ADDRESS.match(target):
         raise CannotAttach(f"{target} is an address, and a console is only ever on this machine: name a process or a socket")
     place = _existing(target)
     if place is None:
-        raise CannotAttach(f"there is no socket {target}{await _others()}")
+        raise CannotAttach(f"there is no socket {target[:TARGET_MAX]!r}{await _others()}")
     return place
 
 
 def _existing(target: str) -> Path | None:
-    place = Path(target).expanduser().absolute()
-    return place if place.exists() else None
+    """None for what is no socket, whatever else it may be. Follows links."""
+    place = Path(os.path.expanduser(target)).absolute()
+    try:
+        return place if stat.S_ISSOCK(place.stat().st_mode) else None
+    except OSError:
+        return None
 
 
 async def _only_one() -> Path:

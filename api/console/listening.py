@@ -76,7 +76,7 @@ def listen(path: str | os.PathLike[str] = "") -> UnixSocket:
             raise InvalidConfiguration(
                 f"console.socket is the path of a Unix socket, never an address: {path}", code="socket_unusable"
             )
-        place = Path(path).expanduser().absolute()
+        place = Path(os.path.expanduser(path)).absolute()
         check_directory(place.parent)
         return UnixSocket.listen(str(place), MODE, BACKLOG, setting="console.socket")
     directory = runtime_directory()
@@ -96,8 +96,8 @@ def _sweep(directory: Path) -> None:
     """Remove sockets of processes that have died. One that somebody answers stays, whatever its name: it may be another container's."""
     for path in directory.iterdir():
         match = NAME.match(path.name)
-        if match and not _lives(int(match[1])) and not _answers(path):
-            with suppress(OSError):
+        with suppress(OSError):
+            if match and path.is_socket() and not _lives(int(match[1])) and not _answers(path):
                 path.unlink()
 
 

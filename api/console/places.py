@@ -30,7 +30,7 @@ def runtime_directories(environment: Mapping[str, str] | None = None) -> list[Pa
     """Where to look for one: a service and a terminal may have been started with different variables. Nothing is opened."""
     variables = os.environ if environment is None else environment
     if named := variables.get("TRIPOWER_RUNTIME_DIR"):
-        return [Path(named).expanduser().absolute()]
+        return [Path(os.path.expanduser(named)).absolute()]  # which takes a home that nobody has for a name
     user = os.geteuid()
     found = [Path(f"/run/user/{user}/tripower"), Path(f"/tmp/tripower-{user}")]
     if session := variables.get("XDG_RUNTIME_DIR"):

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from tripower.runtime.kernel import ActorStatistics
 
 EVERYTHING = "--all"
+LEFT = ("ACTOR", "STATE", "MESSAGE")
+"""Columns of `ps` with words; those with figures are aligned at their ends."""
 
 
 class Permits(msgspec.Struct, frozen=True):
@@ -86,33 +88,38 @@ def _row(actor: ActorStatistics) -> ActorRow:
 
 
 def show_actors(rows: list[ActorRow]) -> RenderableType:
-    """A table: a line for each actor."""
+    """A line for each; a column that would be empty is left out, so that 80 columns are usually enough."""
     from rich.table import Table
     from rich.text import Text
 
+    permits = [row.permits for row in rows]
+    cells = {
+        "ACTOR": [row.name for row in rows],
+        "STATE": [row.state for row in rows],
+        "MESSAGE": [row.message or row.job for row in rows],
+        "FOR": [_busy_for(row) for row in rows],
+        "LEFT": [duration(row.deadline_left) for row in rows],
+        "INBOX": [f"{row.inbox + row.waiting}/{row.inbox_max}" for row in rows],
+        "PEAK": [str(row.inbox_peak) for row in rows],
+        "PENDING": [str(row.pending or "") for row in rows],
+        "SEATS": ["" if each is None else f"{each.active}/{each.active_limit}" for each in permits],
+        "WAITING": ["" if each is None else f"{each.waiting}/{each.waiting_limit}" for each in permits],
+        "HANDLED": [str(row.handled) for row in rows],
+        "RESTARTS": [str(row.restarts or "") for row in rows],
+    }
+    shown = {title: column for title, column in cells.items() if any(column)}
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for title in ("ACTOR", "STATE", "MESSAGE", "FOR", "LEFT"):
-        table.add_column(title, overflow="fold")
-    for title in ("INBOX", "PEAK", "PENDING", "SEATS", "WAITING", "HANDLED", "RESTARTS"):
-        table.add_column(title, justify="right")
-    for row in rows:
-        permits = row.permits
-        cells = (
-            row.name,
-            row.state,
-            row.message or row.job,
-            duration(row.handling_seconds) if row.message else duration(row.job_seconds) if row.job else "",
-            duration(row.deadline_left),
-            f"{row.inbox + row.waiting}/{row.inbox_max}",
-            str(row.inbox_peak),
-            str(row.pending or ""),
-            "" if permits is None else f"{permits.active}/{permits.active_limit}",
-            "" if permits is None else f"{permits.waiting}/{permits.waiting_limit}",
-            str(row.handled),
-            str(row.restarts or ""),
-        )
-        table.add_row(*(Text(cell) for cell in cells), style=_style(row.state))
+    for title in shown:
+        table.add_column(title, justify="left" if title in LEFT else "right", no_wrap=title != "ACTOR", overflow="fold")
+    for row, line in zip(rows, zip(*shown.values(), strict=True), strict=True):
+        table.add_row(*map(Text, line), style=_style(row.state))
     return table
+
+
+def _busy_for(row: ActorRow) -> str:
+    if row.message:
+        return duration(row.handling_seconds)
+    return duration(row.job_seconds) if row.job else ""
 
 
 def _style(state: str) -> str:
