@@ -11,13 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
 WIDTH, ROW, LEFT, RIGHT, TOP, BOTTOM = 760, 34, 230, 30, 46, 40
+MARKS = (1, 2, 5)
+SHORT = 100
+"""An axis that reaches from a value to this many times the value has more ticks."""
 COLOURS = ("#2a6f97", "#c8553d", "#588b4c", "#7a5195", "#b08900")
 
 
 def dots_svg(title: str, series: Mapping[str, Sequence[float]], *, unit: str) -> str:
     """A document of SVG. Values are above 0; a line marks each median."""
     values = [value for each in series.values() for value in each]
-    low, high = 10 ** math.floor(math.log10(min(values))), 10 ** math.ceil(math.log10(max(values)) + 1e-9)
+    low, high = max(mark for mark in _marks(min(values)) if mark <= min(values)), min(_marks_above(max(values)))
     height = TOP + ROW * len(series) + BOTTOM
 
     def x(value: float) -> float:
@@ -41,8 +44,22 @@ def dots_svg(title: str, series: Mapping[str, Sequence[float]], *, unit: str) ->
     return "\n".join([*lines, "</svg>", ""])
 
 
+def _marks(value: float) -> Iterator[float]:
+    """1, 2, 5 and 10 of the power of ten that a value lies in."""
+    power = 10.0 ** math.floor(math.log10(value))
+    yield from (mark * power for mark in MARKS)
+    yield 10 * power
+
+
+def _marks_above(value: float) -> Iterator[float]:
+    yield from (mark for mark in (*_marks(value), *_marks(10 * value)) if mark > value)
+
+
 def _ticks(low: float, high: float) -> Iterator[float]:
-    tick = low
-    while tick <= high * 1.0001:
-        yield tick
-        tick *= 10
+    """Powers of ten; on a short axis 1, 2 and 5 of each as well."""
+    power = 10.0 ** math.floor(math.log10(low) + 1e-9)
+    while power <= high * 1.0001:
+        for mark in MARKS if high <= SHORT * low else MARKS[:1]:
+            if low * 0.9999 <= mark * power <= high * 1.0001:
+                yield mark * power
+        power *= 10

@@ -1,7 +1,8 @@
 """`tripower bench all`: every bench whose figures the documentation shows, one after the other, each into its own file.
 
 A bench that cannot run (a peer is not installed, a backend refuses) does not end the others: it is named at the end, and its old file
-stays. Each runs in a process of its own, so that none inherits another's heap, threads or compiled code. About an hour in all.
+stays. Each runs in a process of its own, so that none inherits another's heap, threads or compiled code. Some three
+hours in all.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ RUNS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run them; returns 1 when one could not run, or with `--check` when a target was missed. Blocks for about an hour."""
+    """Run them; returns 1 when one could not run, or with `--check` when a target was missed. Blocks for some three hours."""
     parser = argparse.ArgumentParser(
         prog="tripower bench all", description="Every bench that the documentation shows, each into its file."
     )

@@ -6,7 +6,8 @@ A page says where a report belongs:
     <!-- end of figures -->
 
 Whatever stands between the two lines is replaced by the report of that name: the machine, every cell, losing ones included, and the
-notes. A report that does not exist yet leaves a sentence that says so. Everything else on the page is prose and stays as it is.
+notes, and the plot that lies beside the report, if there is one. A report that does not exist yet leaves a sentence that says so.
+Everything else on the page is prose and stays as it is.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from tripower.bench.schema import Cell, Report
 END = "<!-- end of figures -->"
 PLACE = re.compile(r"<!-- figures: (?P<name>[\w.-]+) -->\n(?P<old>.*?)" + re.escape(END), re.DOTALL)
 HEAD = "| cell | ours | peer | unit | ratio | quartiles | target | |\n| --- | --- | --- | --- | --- | --- | --- | --- |"
+PICTURES = "../bench/results"
+"""Where a page in `docs/` finds the plots."""
 SIGNS = {"<=": "≤", "<": "<", ">=": "≥"}
 PACKAGES = ("llvmlite", "torch", "xllamacpp", "mistralrs", "transformers")
 VERDICTS = {None: "", True: "met", False: "**missed**"}
@@ -36,6 +39,8 @@ def updated_page(text: str, results: Path) -> str:
 def _place(name: str, results: Path) -> str:
     file = results / f"{name}.json"
     shown = render(msgspec.json.decode(file.read_bytes(), type=Report)) if file.exists() else missing(name)
+    if file.exists() and file.with_suffix(".svg").exists():
+        shown += f"\n\n![Every measured block]({PICTURES}/{name}.svg)"
     return f"<!-- figures: {name} -->\n{shown}\n{END}"
 
 

@@ -12,7 +12,7 @@ from importlib import import_module
 from tripower.api.cli import exit_codes
 from tripower.api.cli.arguments import HOMES, build_parser, parse
 from tripower.api.cli.hangup import hold_hangups
-from tripower.api.cli.terminal import discard_output, open_missing_streams
+from tripower.api.cli.terminal import discard_output, harmless, open_missing_streams
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,7 +61,7 @@ def _say(text: str) -> None:
     except OSError:
         discard_output()
     try:
-        print(f"tripower: {text}", file=sys.stderr)
+        print(f"tripower: {harmless(text)}", file=sys.stderr)
     except OSError:
         discard_output()
 

@@ -26,9 +26,14 @@ def dim(text: str, stream: TextIO) -> str:
     return f"{DIM}{text}{PLAIN}" if styled else text
 
 
+def harmless(text: str) -> str:
+    """The same without what could control a terminal, but for line ends and tabs."""
+    return text.translate(_HARMFUL)
+
+
 def note(text: str) -> None:
     """One dim line on standard error. Nobody has to read it: a pipe that is closed or a full disk stops nothing."""
-    say(dim(text, sys.stderr), sys.stderr)
+    say(dim(harmless(text), sys.stderr), sys.stderr)
 
 
 def say(text: str, stream: TextIO) -> None:
@@ -63,7 +68,7 @@ def write(text: str) -> None:
     """Text of a model to standard output, at once. A terminal gets no control characters from it. May block, as writing does."""
     if not text:
         return
-    sys.stdout.write(text.translate(_HARMFUL) if is_terminal(sys.stdout) else text)
+    sys.stdout.write(harmless(text) if is_terminal(sys.stdout) else text)
     sys.stdout.flush()
 
 

@@ -13,7 +13,7 @@ import msgspec
 import trio
 
 from tripower.api.console.lines import Lines
-from tripower.api.console.peers import may_be_trusted, peer_of
+from tripower.api.console.peers import NOBODY, may_be_trusted, peer_of
 from tripower.api.console.places import runtime_directories, sockets
 from tripower.api.console.protocol import PROTOCOL, Hello, Refusal
 from tripower.runtime.kernel.errors import Unavailable
@@ -149,6 +149,8 @@ async def _greeted(path: Path, seconds: float) -> Attached:
 
 async def _hello(stream: trio.SocketStream, lines: Lines, path: Path) -> Hello:
     peer = peer_of(stream.socket)  # type: ignore[arg-type]  # Trio's socket has `getsockopt`, which is all that is used
+    if peer is not None and peer.user == NOBODY:  # Trio takes a queue that is full for a connection
+        raise CannotAttach(f"what listens at {path} accepts nobody: its loop is held", code="no_answer")
     if not may_be_trusted(peer):
         raise CannotAttach(f"{path} belongs to another user: its answers cannot be trusted")
     line = await lines.receive()
@@ -158,6 +160,8 @@ async def _hello(stream: trio.SocketStream, lines: Lines, path: Path) -> Hello:
         said = _decoder.decode(line)
     except msgspec.MsgspecError as error:
         raise CannotAttach(f"what listens at {path} is no console of tripower's") from error
+    if isinstance(said, Hello) and not all(text.isprintable() for text in (said.version, said.url, *said.models)):
+        raise CannotAttach(f"what listens at {path} is no console of tripower's")
     if isinstance(said, Refusal):
         raise CannotAttach(f"the console at {path} refuses: {said.message}")
     if said.protocol != PROTOCOL:

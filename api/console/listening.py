@@ -19,7 +19,7 @@ from tripower.runtime.kernel import InvalidConfiguration
 log = logging.getLogger("tripower.console")
 
 MODE = 0o600
-BACKLOG = 16
+BACKLOG = 128
 CONSOLES_MAX = 16
 """Of one process, at places that nobody named."""
 PROBE_SECONDS = 0.5

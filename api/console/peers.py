@@ -10,6 +10,9 @@ import attrs
 
 from tripower.api.console.places import ROOT
 
+NOBODY = -1
+"""The user at the other end of a socket that is not connected."""
+
 
 @attrs.frozen
 class Peer:

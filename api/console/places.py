@@ -39,10 +39,22 @@ def runtime_directories(environment: Mapping[str, str] | None = None) -> list[Pa
 
 
 def sockets(environment: Mapping[str, str] | None = None, *, pid: int | None = None) -> list[Path]:
-    """The sockets of all processes, or of one, whether anybody answers there or not. Blocks for a listing."""
-    return [
-        path for directory in runtime_directories(environment) for path, owner in _listed(directory) if pid in (None, owner)
+    """The sockets of all processes, or of one, whether anybody answers there or not. Blocks for a listing.
+
+    Of directories that nobody named, those of other users are left out: anybody may make one in `/tmp` that looks like ours.
+    """
+    variables = os.environ if environment is None else environment
+    directories = [
+        each for each in runtime_directories(environment) if variables.get("TRIPOWER_RUNTIME_DIR") or _is_ours(each)
     ]
+    return [path for directory in directories for path, owner in _listed(directory) if pid in (None, owner)]
+
+
+def _is_ours(directory: Path) -> bool:
+    try:
+        return directory.stat().st_uid in (os.geteuid(), ROOT)
+    except OSError:
+        return False
 
 
 def _listed(directory: Path) -> Iterator[tuple[Path, int]]:

@@ -175,8 +175,9 @@ class Measurement:
     def plot(self) -> str:
         """The gain of each group in each round, by work."""
         series = {
-            f"{name} × {width}": [each.guessing.speed / each.plain.speed for group in groups for each in group]
-            for (name, width), groups in self.rounds.items()
+            f"{name} × {width}{kept}": [each.guessing.speed / each.plain.speed for group in groups for each in group]
+            for rounds, kept in ((self.rounds, ""), (self.warm, ", kept"))
+            for (name, width), groups in rounds.items()
         }
         return dots_svg("Times as fast with guesses, request-wide", series, unit="×")
 

@@ -25,7 +25,8 @@ def test_every_peer_and_bench_of_a_model_has_its_run() -> None:
 
     asked = [run.arguments[run.arguments.index("--peer") + 1] for run in RUNS if "--peer" in run.arguments]
     assert set(asked) == set(PEERS)
-    assert {"serving", "engine", "fidelity", "mix", "overhead"} <= {run.arguments[0] for run in RUNS}
+    measured = {run.arguments[0] for run in RUNS}
+    assert {"serving", "engine", "fidelity", "mix", "overhead", "prefix", "structured", "speculative"} <= measured
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,16 @@ def test_only_the_places_of_reports_change(tmp_path: Path) -> None:
     assert updated_page(updated, tmp_path) == updated
 
 
+def test_a_plot_beside_the_report_is_shown_below_it(tmp_path: Path) -> None:
+    (tmp_path / "known.json").write_bytes(msgspec.json.encode(report()))
+    page = "<!-- figures: known -->\n<!-- end of figures -->\n"
+    assert "![" not in updated_page(page, tmp_path)
+    (tmp_path / "known.svg").write_text("<svg/>")
+    shown = updated_page(page, tmp_path)
+    assert shown.endswith("![Every measured block](../bench/results/known.svg)\n<!-- end of figures -->\n")
+    assert updated_page(shown, tmp_path) == shown
+
+
 def test_the_page_has_a_place_for_every_report_of_the_suite() -> None:
     places = [place["name"] for place in PLACE.finditer(PAGE.read_text(encoding="utf-8"))]
     assert sorted(places) == sorted(run.name for run in RUNS)

@@ -50,7 +50,7 @@ def test_they_grow_with_the_cores_to_a_limit(cores: int, threads: int, members: 
         "batch_members": members,
         "waiting": waiting,
         "prefill_rows": prefill_rows,
-        "mixed_rows": 8 * cores,
+        "mixed_rows": 12 * cores,
         "state_bytes": 12 * GB,
         "drain_timeout_s": 30.0,
         "context": None,

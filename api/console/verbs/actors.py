@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tripower.runtime.kernel import ActorStatistics
 
 EVERYTHING = "--all"
-LEFT = ("ACTOR", "STATE", "MESSAGE")
+WORDS = ("ACTOR", "STATE", "MESSAGE")
 """Columns of `ps` with words; those with figures are aligned at their ends."""
 
 
@@ -110,7 +110,7 @@ def show_actors(rows: list[ActorRow]) -> RenderableType:
     shown = {title: column for title, column in cells.items() if any(column)}
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for title in shown:
-        table.add_column(title, justify="left" if title in LEFT else "right", no_wrap=title != "ACTOR", overflow="fold")
+        table.add_column(title, justify="left" if title in WORDS else "right", no_wrap=title != "ACTOR", overflow="fold")
     for row, line in zip(rows, zip(*shown.values(), strict=True), strict=True):
         table.add_row(*map(Text, line), style=_style(row.state))
     return table

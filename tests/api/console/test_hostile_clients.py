@@ -5,21 +5,29 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+import signal
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
+import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.api.console.consoles import call, raw_client, serving
 from tripower.api.cli.console_screen import Screen, harmless
+from tripower.api.cli.line_editor import read_line
+from tripower.api.cli.program import _say
+from tripower.api.cli.terminal import note
+from tripower.api.console import places
 from tripower.api.console.client import ConsoleRefused, open_console
 from tripower.api.console.connection import CALLS_MAX
 from tripower.api.console.finding import CannotAttach, attach
 from tripower.api.console.listening import listen
 from tripower.api.console.outgoing import OUTGOING_BYTES_MAX
-from tripower.api.console.places import runtime_directory
+from tripower.api.console.places import runtime_directory, sockets
 from tripower.api.console.protocol import Hello
 from tripower.api.console.verb import Subject, Verb
 from tripower.runtime.kernel import InvalidConfiguration, InvalidRequest
@@ -118,3 +126,85 @@ def test_nothing_but_sockets_is_swept(tmp_path: Path, monkeypatch: pytest.Monkey
     opened.socket.close()
     opened.remove()
     assert os.listdir(tmp_path) == ["4194305.sock"]
+
+
+class InterruptedPipe:
+    """Standard input that is a pipe, at which the person has enough."""
+
+    def isatty(self) -> bool:
+        return False
+
+    def readline(self) -> str:
+        signal.raise_signal(signal.SIGINT)
+        return "ps\n"
+
+
+def test_ctrl_c_ends_waiting_for_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", InterruptedPipe())
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)  # as Trio's, which only takes note of it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            read_line("", "")
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+# Whoever pretends to be a server.
+
+
+@asynccontextmanager
+async def pretending(folder: Path, said: bytes) -> AsyncIterator[Path]:
+    """Somebody who says this to whoever attaches."""
+    with socket.socket(socket.AF_UNIX) as plain:
+        plain.bind(str(folder / "77.sock"))
+        plain.listen(1)
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(plain))
+
+        async def say(stream: trio.SocketStream) -> None:
+            await stream.send_all(said)
+            await trio.sleep_forever()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.serve_listeners, say, [listener])
+            yield folder / "77.sock"
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("field", ["url", "version", "models"])
+async def test_who_greets_with_control_characters_is_no_console(field: str, tmp_path: Path) -> None:
+    value: object = "\x1b]0;a title\x07"
+    hello = {"type": "hello", "version": "1", "pid": 1, "verbs": []} | {field: [value] if field == "models" else value}
+    async with pretending(tmp_path, json.dumps(hello).encode() + b"\n") as path:
+        with pytest.raises(CannotAttach, match="no console"):
+            await attach(str(path))
+
+
+def test_nothing_that_ends_a_command_controls_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    _say("it said \x1b[2J\x9b2J")
+    note("and \x1b]0;a title\x07")
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f]", capsys.readouterr().err)
+
+
+async def test_a_process_that_accepts_nobody_is_said_not_to_answer(tmp_path: Path) -> None:
+    path = tmp_path / "77.sock"
+    with socket.socket(socket.AF_UNIX) as listening, ExitStack() as waiting:
+        listening.bind(str(path))
+        listening.listen(0)
+        with pytest.raises(BlockingIOError):
+            while True:
+                early = waiting.enter_context(socket.socket(socket.AF_UNIX))
+                early.setblocking(False)
+                early.connect(str(path))
+        with pytest.raises(CannotAttach) as raised:
+            await attach(str(path))
+        assert raised.value.code == "no_answer"
+
+
+def test_directories_that_others_made_in_our_name_are_not_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tripower").mkdir()
+    (tmp_path / "tripower" / "77.sock").touch()
+    unnamed, named = {"XDG_RUNTIME_DIR": str(tmp_path)}, {"TRIPOWER_RUNTIME_DIR": str(tmp_path / "tripower")}
+    assert len(sockets(unnamed)) == len(sockets(named)) == 1
+    monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
+    monkeypatch.setattr(places, "ROOT", -1)
+    assert sockets(unnamed) == [] and len(sockets(named)) == 1

@@ -49,3 +49,9 @@ def test_a_plot_has_a_dot_for_each_value_and_a_tick_for_each_power_of_ten() -> N
     texts = [element.text for element in root if element.text and element.text.strip()]
     assert names.count("circle") == 3
     assert texts[0] == "a < b" and {"1 ms", "10 ms", "100 ms", "1000 ms", "one", "two & three"} <= set(texts)
+
+
+def test_a_short_axis_begins_and_ends_near_the_values_and_has_more_ticks() -> None:
+    root = ElementTree.fromstring(dots_svg("gains", {"one": [0.93, 2.1, 3.6]}, unit="×"))
+    ticks = [element.text for element in root if element.text and element.text.endswith(" ×")]
+    assert ticks == ["0.5 ×", "1 ×", "2 ×", "5 ×"]
