@@ -1,7 +1,7 @@
 """Where each request is and how long it has been in each place on its way: gate, prompt, answer, socket.
 
 A queue remembers of each request when it arrived, got its seat and gave its first token. Nothing more is kept for this: a path is made
-of that when somebody asks for it, a hundred at a time, so that the loop is never held up. What lies before and behind the queue, the
+of that when somebody asks for it, a few at a time, so that the loop is never held up. What lies before and behind the queue, the
 border knows: see `tripower.api.request_paths`.
 """
 
@@ -17,7 +17,7 @@ import trio
 from tripower.runtime.admission import Caller
 from tripower.runtime.kernel import ActorSystem, Ref
 
-PATHS_AT_ONCE = 100
+PATHS_AT_ONCE = 50
 """Made between two checkpoints: about a quarter of a millisecond."""
 
 

@@ -51,7 +51,11 @@ class Watchdog:
     async def run(self) -> None:
         """Look, for ever. Raises nothing: whoever runs it must not end over it."""
         while True:
-            await trio.sleep(self._stall_seconds / LOOKS)
+            interval = self._stall_seconds / LOOKS
+            due = trio.current_time() + interval
+            await trio.sleep_until(due)
+            if trio.current_time() - due > interval:
+                continue  # the process itself stood still, as in a container that is paused: time for all to move again
             try:
                 await self._look()
             except Exception:  # telling is a help, and no reason to end

@@ -4,7 +4,7 @@ A request of a client is an `Exchange`; once it is enqueued, its generations nam
 the queues. What is in a queue and belongs to no exchange is the program's own. When a queue has done its part, the times that it took
 are in the end of the answer, received or not, so that a client that does not read can still be told from a slow model.
 
-Everything is read when somebody asks, a hundred requests at a time: a thousand hold the loop for less than a millisecond at once.
+Everything is read when somebody asks, a few requests at a time: a thousand hold the loop for less than a millisecond at once.
 """
 
 from __future__ import annotations

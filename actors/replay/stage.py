@@ -365,8 +365,11 @@ class Stage:
         """What the common rule for rows says to a step, if it is something else."""
         if self._slots is None:
             return ""
-        planned = plan_rows([pending for pending, _ in self._slots], table.rows_max, table.mixed_rows)
-        return "" if tuple(planned) == tuple(evaluated) else f"{tuple(evaluated)} rows were evaluated, {tuple(planned)} are due"
+        pending = [tokens for tokens, _ in self._slots]
+        planned = plan_rows(pending, table.rows_max, table.mixed_rows)
+        if tuple(planned) == tuple(evaluated) or (1 in pending and _are_fewer(evaluated, planned, pending)):
+            return ""
+        return f"{tuple(evaluated)} rows were evaluated, {tuple(planned)} are due"
 
     def _advance(self, evaluated: Sequence[int], drawn: Sequence[int], runs: dict[int, int]) -> None:
         for place, slot in enumerate(self._slots or ()):
@@ -374,6 +377,12 @@ class Stage:
             if drawn[place] != NOT_DRAWN:
                 slot[1] -= 1 + runs.get(place, 0)
                 slot[0] = 1 if drawn[place] == TOKEN and slot[1] > 0 else 0
+
+
+def _are_fewer(evaluated: Sequence[int], planned: Sequence[int], pending: Sequence[int]) -> bool:
+    """Whether an engine took no more rows than are due beside a stream: it may take fewer, by what a row that looks back costs it."""
+    apart = zip(evaluated, pending, strict=True)
+    return sum(evaluated) <= sum(planned) and all(min(tokens, 1) <= rows <= tokens for rows, tokens in apart)
 
 
 def _token(kind: int, stopping: bool) -> int:

@@ -31,6 +31,7 @@ from tripower.api.console.protocol import (
     Stop,
 )
 from tripower.api.console.statistics import ConsoleFigures
+from tripower.api.console.text import encodable
 from tripower.api.console.verb import Subject, Verb
 from tripower.api.console.verbs import unknown_verb
 from tripower.api.http.transport import ClientLost, Transport
@@ -55,6 +56,9 @@ class OpenCall:
     streams: bool
     scope: trio.CancelScope = attrs.Factory(trio.CancelScope)
     stopped: bool = False
+
+
+ITEMS_AT_ONCE = 100
 
 
 class ConsoleConnection:
@@ -184,7 +188,8 @@ class ConsoleConnection:
     async def _answer(self, call: OpenCall, frame: Call | Complete, verb: Verb | None) -> None:
         try:
             with call.scope:
-                line = _line(Result(call.id, await self._value(call, frame, verb)))
+                value = await self._value(call, frame, verb)
+                line = _line(Result(call.id, await _encoded(value) if type(value) is list else value))
                 self._figures.answered += 1
             if call.scope.cancelled_caught:
                 if not (call.stopped and call.streams):
@@ -193,7 +198,7 @@ class ConsoleConnection:
                 self._figures.answered += 1
         except (Exception, SystemExit) as error:  # noqa: BLE001 - no verb may end more than its own call
             line = _line(self._refusal(call.id, error, "complete" if verb is None else verb.name))
-        await self._outgoing.put(line)  # until there is room for its answer a call is open: who does not read gets no more of them
+        await self._outgoing.put(line)  # its call is open until there is room: who does not read can ask for no more
         del self._calls[call.id]
 
     async def _value(self, call: OpenCall, frame: Call | Complete, verb: Verb | None) -> Any:
@@ -224,15 +229,24 @@ class ConsoleConnection:
         while isinstance(ours, ExceptionGroup) and len(ours.exceptions) == 1:  # of a verb with a nursery
             ours = ours.exceptions[0]
         if isinstance(ours, TripowerError):
-            return Refusal(number, ours.code, ours.message)
+            return Refusal(number, ours.code, encodable(ours.message))
         log.error("the console's verb %s failed: %r", verb, error, exc_info=error)
-        return Refusal(number, "internal_error", f"{verb} failed: {type(ours).__name__}: {str(ours)[:500]}")
+        return Refusal(number, "internal_error", encodable(f"{verb} failed: {type(ours).__name__}: {str(ours)[:500]}"))
 
 
 def _given_up(call: OpenCall, verb: Verb | None) -> TripowerError:
     if call.stopped or verb is None:
         return InvalidRequest("the call was stopped", code="stopped")
     return DeadlineExceeded(f"{verb.name} took longer than {verb.seconds:g} s and was given up")
+
+
+async def _encoded(items: list[Any]) -> msgspec.Raw:
+    """A list as JSON, made a few items at a time: of a thousand it takes longer than the loop may be held."""
+    pieces = []
+    for begin in range(0, len(items), ITEMS_AT_ONCE):
+        pieces.append(msgspec.json.encode(items[begin : begin + ITEMS_AT_ONCE])[1:-1])
+        await trio.lowlevel.checkpoint()
+    return msgspec.Raw(b"[" + b",".join(pieces) + b"]")
 
 
 _decoder = msgspec.json.Decoder(FromClient)

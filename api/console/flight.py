@@ -42,6 +42,8 @@ def _facts(moment: Moment) -> Iterator[str]:
     yield f"  from {record.sender or 'unknown'} to {record.receiver}"
     waited = "" if moment.waited is None else f"waited {seconds(moment.waited)}, "
     handled = "never handled" if moment.handled is None else f"handled in {seconds(moment.handled)}"
+    if record.kind == "answer" and moment.waited is not None:
+        waited, handled = "", f"{seconds(moment.waited)} after the ask was kept"
     yield f"  {waited}{handled}: {record.outcome}"
     if record.payload is not None:
         yield from (f"    {line}" for line in _plain(record.payload))

@@ -44,9 +44,7 @@ def sockets(environment: Mapping[str, str] | None = None, *, pid: int | None = N
     Of directories that nobody named, those of other users are left out: anybody may make one in `/tmp` that looks like ours.
     """
     variables = os.environ if environment is None else environment
-    directories = [
-        each for each in runtime_directories(environment) if variables.get("TRIPOWER_RUNTIME_DIR") or _is_ours(each)
-    ]
+    directories = [each for each in runtime_directories(environment) if variables.get("TRIPOWER_RUNTIME_DIR") or _is_ours(each)]
     return [path for directory in directories for path, owner in _listed(directory) if pid in (None, owner)]
 
 

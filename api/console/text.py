@@ -1,4 +1,4 @@
-"""How figures are written for people."""
+"""How figures and words are written for people."""
 
 from __future__ import annotations
 
@@ -15,3 +15,8 @@ def duration(seconds: float | None) -> str:
     if minutes < 60:
         return f"{minutes} min {rest} s"
     return f"{minutes // 60} h {minutes % 60} min"
+
+
+def encodable(text: str) -> str:
+    """The same where it is text; a file's name in it may be no UTF-8."""
+    return text.encode(errors="replace").decode()

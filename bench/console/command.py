@@ -63,8 +63,8 @@ def measure(parts: Sequence[str], model: str, *, quick: bool, progress: Progress
     if "attaching" in parts:
 
         async def attach() -> list[Cell]:
-            tokens, rows = (1000, 8) if quick else (PROMPT_TOKENS, 0)
-            return await attaching_cells(model, prompt_tokens=tokens, prefill_rows=rows, progress=progress)
+            prompt, answer = (1000, 50) if quick else (PROMPT_TOKENS, 1)
+            return await attaching_cells(model, prompt_tokens=prompt, answer_tokens=answer, progress=progress)
 
         cells += trio.run(attach)
     if "page" in parts:

@@ -30,6 +30,10 @@ OWN = 2
 RANKS = {"library": 0, "kernel": 1, "tripower": OWN, "program": OWN}
 """Whose line tells most."""
 THREAD_FRAMES_MAX = 100
+CODES_MAX = 4096
+TRAPS = ("generator", "coroutine_wrapper")
+"""What the innermost coroutine of a parked task awaits: Trio's own `types.coroutine` functions."""
+_own_codes: dict[int, tuple[bool, CodeType, dict[int, str]]] = {}
 AWAITED = ("async_generator_asend", "async_generator_athrow", "anext_awaitable")
 
 
@@ -139,6 +143,44 @@ def place_of(task: trio.lowlevel.Task) -> tuple[Frame | None, int]:
                 break
     frame = _frame_of(best)
     return (None if frame is None else make_frame(frame)), len(chain)
+
+
+def place_text(task: trio.lowlevel.Task) -> tuple[str, int]:
+    """`str` of `place_of`, and how many frames were looked at: for those who look at thousands of tasks, most of them at the same lines."""
+    chain: list[Any] = []
+    awaited: Any = task.coro
+    while type(awaited) is CoroutineType:
+        chain.append(awaited)
+        awaited = awaited.cr_await
+    looked = len(chain)
+    best: Any = None
+    if awaited is None or type(awaited).__name__ in TRAPS:
+        while chain:
+            coroutine = chain.pop()
+            code = coroutine.cr_code
+            known = _own_codes.get(id(code)) or _remember(code)
+            if known[0]:
+                best = coroutine
+                break
+    if best is None:
+        frame, looked = place_of(task)  # the careful way
+        return "" if frame is None else str(frame), looked
+    stopped = best.cr_frame
+    if stopped is None:
+        return "", looked
+    places = known[2]
+    text = places.get(stopped.f_lasti)
+    if text is None:
+        text = places[stopped.f_lasti] = str(make_frame(stopped))
+    return text, looked
+
+
+def _remember(code: CodeType) -> tuple[bool, CodeType, dict[int, str]]:
+    """Whether code is ours, and the places in it that were told. By its address, which it keeps for as long as it is remembered."""
+    if len(_own_codes) >= CODES_MAX:
+        _own_codes.clear()
+    known = _own_codes[id(code)] = (_rank_of(code.co_filename) == OWN, code, {})
+    return known
 
 
 def await_frames(task: trio.lowlevel.Task) -> list[Frame]:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 import trio
 
-from tripower.runtime.introspection.frames import ended, place_of
+from tripower.runtime.introspection.frames import ended, place_text
 from tripower.runtime.kernel import ActorStatistics, ActorSystem
 
-FRAMES_AT_ONCE = 500
-"""Looked at between two checkpoints: a fraction of a millisecond."""
+FRAMES_AT_ONCE = 2000
+"""Looked at between two checkpoints: a millisecond or less. At each of them everybody else has a turn, which takes its time as well."""
 TASK_FRAMES = 10
 """What a task costs besides its frames, in frames."""
 ALIKE_MAX = 5
@@ -74,7 +75,7 @@ async def task_tree(system: ActorSystem, *, everything: bool = False, root: trio
         roots = await walk.roots(main)
     else:
         visited = await walk.visit(root)
-        roots = () if visited is None else (visited[0],)
+        roots = () if visited is None else (await walk.node(visited),)
     lost = tuple(_lost(each) for each in walk.actors.values() if each.state == "failed") if root is None else ()
     return TaskTree(walk.tasks, len(walk.actors), roots + lost)
 
@@ -91,46 +92,55 @@ def state_of(task: trio.lowlevel.Task, looking: trio.lowlevel.Task) -> str:
     return "waiting" if getattr(task, "_next_send_fn", None) is None else "ready"
 
 
+class _Seen(NamedTuple):
+    """A task that was looked at. Most of a thousand alike are never told, so that it is little."""
+
+    task: trio.lowlevel.Task
+    state: str
+    place: str
+    asks: str
+    below: Sequence[_Seen]
+    kind: str
+    """What it is like; empty for what has an actor in it, or more below it than a few tasks."""
+
+
+NOTHING_BELOW: Sequence[_Seen] = ()
+
+
 class _Walk:
     def __init__(self, system: ActorSystem, *, everything: bool) -> None:
         self.everything = everything
         self.tasks = 0
-        self.actors = {each.name: each for each in system.statistics()}
+        self.actors = {each.name: each for each in system.statistics(details=False)}
         self._names = {cell.task: cell.name for cell in system.cells() if cell.task is not None}
         self._asks = askers(system)
         self._room = FRAMES_AT_ONCE
         self._looking = trio.lowlevel.current_task()
 
-    async def visit(self, task: trio.lowlevel.Task) -> tuple[TaskNode, str] | None:
-        """A task with what is below it, and what it is like: empty for what has an actor in it. None for a task that has ended."""
+    async def visit(self, task: trio.lowlevel.Task) -> _Seen | None:
+        """A task with what is below it. None for a task that has ended."""
         if self._room <= 0:
             self._room = FRAMES_AT_ONCE
             await trio.lowlevel.checkpoint()
         if ended(task):
             return None
-        frame, looked = place_of(task)
+        place, looked = place_text(task)
         self._room -= looked + TASK_FRAMES
         self.tasks += 1
-        name, place, asks = task.name, "" if frame is None else str(frame), self._asks.get(task, "")
+        asks = self._asks.get(task, "")
         state = state_of(task, self._looking)
         nurseries = task.child_nurseries
-        below = await self._below(nurseries) if nurseries else []
-        actor = self._names.get(task)
-        if actor is not None:
-            brief = _brief(self.actors.get(actor))
-            return TaskNode(
-                name=actor, state=state, place=place, asks=asks, actor=brief, children=self._listed(below)
-            ), ""  # fmt: skip
-        children = self._listed(below) if below else ()
-        node = TaskNode(name=name, state=state, place=place, asks=asks, children=children)
-        kinds = [kind for _, kind in below]
+        below = await self._below(nurseries) if nurseries else NOTHING_BELOW
+        if task in self._names:
+            return _Seen(task, state, place, asks, below, "")
+        kinds = [seen.kind for seen in below] if len(below) <= ALIKE_MAX else [""]
         if "" in kinds:
-            return node, ""
+            return _Seen(task, state, place, asks, below, "")
         if len(kinds) > 1:
             kinds.sort()
-        return node, f"{name.partition(' ')[0]} {place} {asks} ({', '.join(kinds)})"
+        return _Seen(task, state, place, asks, below, f"{task.name.partition(' ')[0]} {place} {asks} ({', '.join(kinds)})")
 
-    async def _below(self, nurseries: Sequence[trio.Nursery]) -> list[tuple[TaskNode, str]]:
+    async def _below(self, nurseries: Sequence[trio.Nursery]) -> list[_Seen]:
         below = []
         for nursery in nurseries:
             for task in sorted(nursery.child_tasks, key=_name):
@@ -142,20 +152,37 @@ class _Walk:
     async def roots(self, main: trio.lowlevel.Task) -> tuple[TaskNode, ...]:
         """What is below the root task: the program, and Trio's own tasks, which have names in brackets."""
         below = await self._below(main.child_nurseries)
-        return self._listed([each for each in below if self.everything or not each[0].name.startswith("<")])
+        return await self._listed([seen for seen in below if self.everything or not seen.task.name.startswith("<")])
 
-    def _listed(self, visited: Sequence[tuple[TaskNode, str]]) -> tuple[TaskNode, ...]:
+    async def node(self, seen: _Seen, alike: int = 0) -> TaskNode:
+        """As plain data, with all that is listed below it."""
+        self._room -= TASK_FRAMES
+        if self._room <= 0:
+            self._room = FRAMES_AT_ONCE
+            await trio.lowlevel.checkpoint()
+        actor = self._names.get(seen.task)
+        return TaskNode(
+            name=seen.task.name if actor is None else actor,
+            state=seen.state,
+            place=seen.place,
+            asks=seen.asks,
+            actor=None if actor is None else _brief(self.actors.get(actor)),
+            alike=alike,
+            children=await self._listed(seen.below) if seen.below else (),
+        )
+
+    async def _listed(self, visited: Sequence[_Seen]) -> tuple[TaskNode, ...]:
         """Those that are worth a line each, and of many that are alike the first with the number of the others."""
         if self.everything or len(visited) <= ALIKE_MAX:
-            return tuple(node for node, _ in visited)
-        counts = Counter(kind for _, kind in visited)
+            return tuple([await self.node(seen) for seen in visited])
+        counts = Counter([seen.kind for seen in visited])
         listed, told = [], set[str]()
-        for node, kind in visited:
-            if not kind or counts[kind] <= ALIKE_MAX:
-                listed.append(node)
-            elif kind not in told:
-                told.add(kind)
-                listed.append(msgspec.structs.replace(node, alike=counts[kind] - 1))
+        for seen in visited:
+            if not seen.kind or counts[seen.kind] <= ALIKE_MAX:
+                listed.append(await self.node(seen))
+            elif seen.kind not in told:
+                told.add(seen.kind)
+                listed.append(await self.node(seen, counts[seen.kind] - 1))
         return tuple(listed)
 
 

@@ -47,7 +47,9 @@ async def where(system: ActorSystem, name: str) -> Stacks:
         from tripower.runtime.configuration import nearest  # clients know this module too, and need none of that
 
         close = nearest(name[:200], [cell.name for cell in system.cells()])
-        raise NotFound(f"there is no actor or task {name[:200]!r}{close}: see `tree`", code="task_not_found")
+        raise NotFound(
+            f"there is no actor, task or request {name[:200]!r}{close}: see `tree` and `requests`", code="task_not_found"
+        )
     asks = askers(system)
     stacks: list[Stack] = []
     for task in found[:STACKS_MAX]:

@@ -481,9 +481,10 @@ class Cell:
             envelopes.append(self.current)
         return [(each._task, type(each.message).__name__) for each in envelopes if each._task is not None]
 
-    def statistics(self) -> ActorStatistics:
+    def statistics(self, *, details: bool = True) -> ActorStatistics:
         current = self.current
         actor = self._actor
+        told = details and actor is not None and self.state not in ("starting", "restarting")
         return ActorStatistics(
             name=self.name,
             kind=type(actor).__name__,
@@ -506,7 +507,7 @@ class Cell:
             gone=self._gone,
             crashes=self._crashes,
             restarts=self._restarts,
-            details=actor.statistics() if actor is not None and self.state not in ("starting", "restarting") else None,
+            details=actor.statistics() if told and actor is not None else None,
             vital=self._supervision.vital,
         )
 

@@ -80,9 +80,9 @@ class ActorSystem:
         """Everyone's place, parents before children: for introspection, which looks and does not touch. Synchronous."""
         return list(self._cells.values())
 
-    def statistics(self) -> list[ActorStatistics]:
-        """Everyone who is there, parents before children. Synchronous; costs a few microseconds an actor."""
-        return [cell.statistics() for cell in self._cells.values()]
+    def statistics(self, *, details: bool = True) -> list[ActorStatistics]:
+        """Everyone who is there, parents before children. Synchronous; costs a few microseconds an actor, and what its `details` do."""
+        return [cell.statistics(details=details) for cell in self._cells.values()]
 
 
 @asynccontextmanager

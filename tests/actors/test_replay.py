@@ -27,6 +27,7 @@ from tripower.actors.simulation.harness import Simulation
 from tripower.actors.simulation.scenario import draw_scenario
 from tripower.runtime.admission import Caller
 from tripower.runtime.engine import SamplingParameters
+from tripower.runtime.engine.step_loop import plan_rows
 from tripower.runtime.introspection.recorder import Recorder
 from tripower.runtime.introspection.recording import Beginning, Ending, FlightRecording, Line, Noted
 from tripower.runtime.kernel import Outlet, Overloaded, deadline_after
@@ -187,6 +188,25 @@ def test_another_rule_for_rows_is_found(tmp_path: Path, monkeypatch: pytest.Monk
     )
     (difference,) = replay(recording).differences
     assert difference.what.startswith("rows of a step")
+
+
+def test_an_engine_may_take_fewer_rows_of_a_prompt_beside_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = 0
+
+    def thrifty(pending: list[int], rows_max: int, mixed_rows: int | None = None) -> list[int]:
+        nonlocal saved
+        rows = plan_rows(pending, rows_max, mixed_rows)
+        fewer = [each - (each > 1) for each in rows] if 1 in pending else rows
+        saved += sum(rows) - sum(fewer)
+        return fewer
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tripower.runtime.engine.step_loop.plan_rows", thrifty)
+        recording = recording_of(tmp_path, count=10)
+    assert saved
+    assert_equal(replay(recording))
+    monkeypatch.setattr("tripower.actors.replay.stage.plan_rows", lambda pending, *_: [min(each, 1) for each in pending])
+    assert replay(recording).differences  # more than are due is a difference
 
 
 def test_a_decision_that_was_changed_in_the_file_is_found_at_its_number(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ class Steps(trio.abc.Instrument):
         self.counts.append(0)
 
 
-async def test_many_requests_are_read_a_hundred_at_a_time_and_those_that_end_meanwhile_are_left_out(
+async def test_many_requests_are_read_a_few_at_a_time_and_those_that_end_meanwhile_are_left_out(
     autojump_clock: MockClock,
 ) -> None:
     async with open_toy(members_max=1, waiting_max=250) as (runtime, _):

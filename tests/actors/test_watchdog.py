@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 import attrs
 import pytest
 import trio
+from trio.testing import MockClock
 
 from tests.actors.delegates import PIECE_SECONDS, ScriptedDelegate, ask, open_scripted, text
 from tests.actors.encoders import asking, open_telling
@@ -101,6 +102,21 @@ async def test_one_delegate_stream_that_moves_is_enough(autojump_clock: object) 
         for _ in range(14):
             await trio.sleep(10)
             assert reasons(runtime) == ()
+
+
+async def test_a_process_that_was_paused_is_given_time_to_move_again(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    delegate = SilentDelegate(text("a", "b"), silent_seconds=100.0)
+    async with open_scripted(delegate, stall_seconds=40.0) as (runtime, _), trio.open_nursery() as nursery:
+        await runtime.load("far")
+        listener = Listener()
+        nursery.start_soon(listener.run, runtime.generate(ask()))
+        await trio.sleep(5)
+        autojump_clock.jump(95)  # as after a stop of the process, of which nobody here has known
+        await trio.sleep(20)
+        assert listener.finished is not None
+    assert dumps(caplog) == []
 
 
 async def test_a_long_answer_and_an_idle_queue_are_not_stalls(autojump_clock: object, caplog: pytest.LogCaptureFixture) -> None:

@@ -193,7 +193,7 @@ VERBS = (
     ),
     Verb(
         name="tree",
-        summary="actors and tasks, each below the one that it ends with",
+        summary="actors and tasks, each below the one that it ends with; with --all also each of those that are alike, and Trio's own",
         usage=f"[{EVERYTHING}]",
         run=read_tree,
         answer=TaskTree,

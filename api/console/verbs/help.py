@@ -45,7 +45,7 @@ def show(verbs: list[VerbHelp]) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     for verb in verbs:
         typed = Text.assemble((verb.name, "bold"), f" {verb.usage}" if verb.usage else "")
-        table.add_row(typed, Text(verb.summary + (" (until it is stopped)" if verb.goes_on else "")))
+        table.add_row(typed, Text(verb.summary + ("; Ctrl-C ends it" if verb.goes_on else "")))
     return table
 
 

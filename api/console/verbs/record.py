@@ -45,7 +45,7 @@ async def record(subject: Subject, words: Sequence[str]) -> AsyncIterator[Part]:
     if seconds is None:
         raise InvalidRequest(
             "nothing has been recorded here: say for how long to record, as in `record 10`, "
-            "or start the server with --console.recorder=20000",
+            "or start the server with --set console.recorder=20000",
             code="not_recording",
         )
     own = recorder is None

@@ -11,8 +11,9 @@ import msgspec
 from tripower.actors.request_paths import RequestPath
 from tripower.api.console.text import duration
 from tripower.api.console.verb import Subject, Verb
-from tripower.api.console.words import one_word, word_or_none
+from tripower.api.console.words import model_names, one_word, word_or_none
 from tripower.api.trace_events import TraceEvent
+from tripower.runtime.kernel.errors import NotFound
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,11 +24,13 @@ IDS_MAX = 200
 
 
 async def list_requests(subject: Subject, words: Sequence[str]) -> list[RequestPath]:
-    """Everything that waits or runs, the oldest first; of one model, if it is named."""
+    """Everything that waits or runs, the oldest first; of one model, if it is named. Raises `NotFound` for one that is not known."""
     from tripower.api.request_paths import request_paths
 
     model = word_or_none(words, "requests [MODEL]")
     paths = await request_paths(subject.runtime, subject.active)
+    if model is not None and model not in (names := {*model_names(subject), *(path.model for path in paths)}):
+        raise NotFound(f"there is no model {model[:200]!r}; known: {', '.join(sorted(names - {''})) or 'none'}", param="model")
     return [path for path in paths if model is None or path.model == model]
 
 
@@ -151,6 +154,7 @@ VERBS = (
         run=list_requests,
         answer=list[RequestPath],
         show=show_requests,
+        complete=model_names,
     ),
     Verb(
         name="trace",

@@ -228,7 +228,7 @@ def _queues(subject: Subject) -> Mapping[str, QueueStatistics]:
 
 def _named(states: list[State], wanted: str | None, names: Sequence[str]) -> list[State]:
     if wanted is not None and wanted not in names:
-        raise NotFound(f"there is none of {wanted[:200]!r}; known: {', '.join(names) or 'none'}", param="model")
+        raise NotFound(f"there is no model {wanted[:200]!r}; known: {', '.join(names) or 'none'}", param="model")
     return [state for state, name in zip(states, names, strict=True) if wanted in (None, name)]
 
 
@@ -249,7 +249,7 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, left: int) -
 VERBS = (
     Verb(
         name="devices",
-        summary="each device: what its lane works on, since when, and whether it moves",
+        summary="each device: what its thread works on, since when, and whether it moves",
         run=list_devices,
         answer=list[DeviceState],
         show=show_devices,

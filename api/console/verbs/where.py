@@ -9,6 +9,7 @@ import msgspec
 
 from tripower.api.console.text import duration
 from tripower.api.console.verb import Subject, Verb
+from tripower.api.console.verbs.requests import request_ids
 from tripower.runtime.introspection.frames import Frame
 from tripower.runtime.introspection.where import Stack, Stacks, where, where_thread, where_threads
 from tripower.runtime.kernel.errors import InvalidRequest
@@ -129,13 +130,13 @@ def _everything(words: Sequence[str]) -> tuple[bool, list[str]]:
 
 
 def _names(subject: Subject) -> list[str]:
-    return [cell.name for cell in subject.runtime.system.cells()]
+    return [*(cell.name for cell in subject.runtime.system.cells()), *request_ids(subject)]
 
 
 VERBS = (
     Verb(
         name="where",
-        summary="at which line an actor, a task or a request waits; of a device, where its lane is",
+        summary="at which line an actor, a task or a request waits; of a device, where its thread is; --all: libraries' lines too",
         usage=f"ACTOR|TASK|REQUEST [{EVERYTHING}]",
         run=look_where,
         answer=WhereAnswer,
@@ -144,7 +145,7 @@ VERBS = (
     ),
     Verb(
         name="stacktrace",
-        summary="at which line each thread of the process is",
+        summary="at which line each thread of the process is; --all: libraries' lines too",
         usage=f"[{EVERYTHING}]",
         run=look_at_threads,
         answer=Stacks,

@@ -30,7 +30,7 @@ from tripower.api.console.outgoing import OUTGOING_BYTES_MAX
 from tripower.api.console.places import runtime_directory, sockets
 from tripower.api.console.protocol import Hello
 from tripower.api.console.verb import Subject, Verb
-from tripower.runtime.kernel import InvalidConfiguration, InvalidRequest
+from tripower.runtime.kernel import InvalidConfiguration, InvalidRequest, NotFound
 
 ANSWER_BYTES = 1 << 18
 HELLO = Hello(version="0", pid=1, verbs=())
@@ -62,6 +62,17 @@ async def test_a_number_can_be_used_again_as_soon_as_it_is_answered(tmp_path: Pa
         for _ in range(50):
             await client.send(call(1, "echo"))
             assert (await client.frame())["type"] == "result"
+
+
+async def test_an_error_whose_words_are_no_text_is_an_answer(tmp_path: Path) -> None:
+    async def fail(subject: Subject, words: Sequence[str]) -> None:
+        raise NotFound("there is no file \udcff")
+
+    verb = Verb(name="fail", summary="", run=fail)
+    async with serving(tmp_path, verb) as served, open_console(str(served.path)) as console:
+        with pytest.raises(ConsoleRefused, match="there is no file \\?"):
+            await console.call("fail")
+        assert await console.call("echo", ["still there"]) == ["still there"]
 
 
 # The command.
@@ -101,9 +112,7 @@ async def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["", "x" * 5000, "~nobody-of-this-name/s", "/", __file__, "9" * 5000])
-async def test_a_target_that_cannot_be_a_console_is_named(
-    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_target_that_cannot_be_a_console_is_named(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIPOWER_RUNTIME_DIR", str(tmp_path))
     with pytest.raises(CannotAttach) as raised:
         await attach(target)

@@ -59,8 +59,10 @@ async def test_the_gate_the_prompt_and_the_answer_are_told_with_their_times(auto
         one, two = await run(subject, "requests", "toy")
         assert (one.place, one.prompt, one.answer, one.generated_tokens) == ("answer", 3.0, 2.5, 3)
         assert (two.place, two.waiting) == ("waiting", 5.5)
-        assert await run(subject, "requests", "another") == []
-        assert find_verb("requests").complete(subject) == () and set(find_verb("cancel").complete(subject)) >= {"one", "two"}
+        with pytest.raises(NotFound, match="there is no model 'another'; known: toy"):
+            await run(subject, "requests", "another")
+        assert find_verb("requests").complete(subject) == ["toy"]
+        assert set(find_verb("cancel").complete(subject)) >= {"one", "two"} <= set(find_verb("where").complete(subject))
         nursery.cancel_scope.cancel()
 
 

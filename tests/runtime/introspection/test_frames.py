@@ -14,7 +14,7 @@ import trio.testing
 
 import tripower.actors.device
 import tripower.runtime.kernel.cell
-from tripower.runtime.introspection.frames import await_frames, ended, origin_of, place_of, thread_frames, with_text
+from tripower.runtime.introspection.frames import await_frames, ended, origin_of, place_of, place_text, thread_frames, with_text
 
 
 def line(function: Callable[..., Any], number: int) -> int:
@@ -80,6 +80,7 @@ async def test_the_place_of_a_task_is_its_innermost_line_that_is_no_librarys(
         assert looked == len(frames) and frames[-1].function == work.__name__
         assert frame in frames and not frames[0].own and frames[0].file.startswith("trio/")
         assert str(frame) == f"{__file__}:{frame.line} in {frame.function}"
+        assert [place_text(task)[0] for _ in range(2)] == [str(frame)] * 2
         event.set()
 
 
