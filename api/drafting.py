@@ -11,7 +11,7 @@ from tripower.api.engines import EMBEDDED
 from tripower.runtime.configuration.settings import SpeculationChoices
 from tripower.runtime.engine import DraftSpecification
 from tripower.runtime.host import ModelNeeds
-from tripower.runtime.kernel.errors import InvalidConfiguration
+from tripower.runtime.kernel.errors import InvalidConfiguration, NotFound
 from tripower.runtime.speculation import SpeculationSettings, Strategy, read_strategy, resolve
 
 DRAFTED = ("picolm", "toy")
@@ -36,7 +36,10 @@ def find_draft(
     settings = speculation_settings(choices)
     if settings is None or settings.strategy is not Strategy.DRAFT_MODEL:
         return None
-    draft = find(choices.draft_model)
+    try:
+        draft = find(choices.draft_model)
+    except NotFound as error:
+        raise NotFound(f"speculation.draft_model: {error.message}", code=error.code, param="speculation.draft_model") from error
     for source in (draft, *sources):
         if source.backend not in (*DRAFTED, EMBEDDED) or (source is draft and source.backend == EMBEDDED):
             raise InvalidConfiguration(

@@ -30,6 +30,8 @@ def main(arguments: argparse.Namespace) -> int:
     """Returns the exit code. Raises what attaching and the verb raise, and `InvalidRequest` where the file cannot be written."""
     tolerate_any_text()
     final = Path(arguments.file).expanduser()
+    if arguments.payloads and arguments.seconds is None:
+        raise InvalidRequest("what messages say is kept only while it is asked for: add --seconds N to --payloads")
     try:
         with whole_file(final) as file:
             count = run_until_interrupted(partial(keep, arguments, file))

@@ -13,9 +13,11 @@ import msgspec
 from tripower.actors.models import ReadyModel
 from tripower.actors.runtime import RuntimePlan
 from tripower.api.cli.terminal import size
+from tripower.api.drafting import speculation_settings
 from tripower.api.http.auth import keys_configured, load_keys
 from tripower.api.version import VERSION
 from tripower.runtime.configuration import Configuration
+from tripower.runtime.speculation import Strategy
 
 
 def banner(
@@ -29,6 +31,7 @@ def banner(
     lines += [f"  engine    {line}" for line in engine_lines(plan)]
     lines += [
         f"  seats     {queue.members_max} answer at the same time, {queue.waiting_max} may wait",
+        *guess_lines(configuration),
         f"  keys      {keys_line(configuration)}",
         *page_lines(configuration, url),
         f"  console   {console_line(configuration, console)}",
@@ -49,6 +52,15 @@ def address(url: str) -> str:
     """What curl needs to find the server."""
     socket = url.removeprefix("unix:")
     return url if socket == url else f"--unix-socket {shlex.quote(socket)} http://localhost"
+
+
+def guess_lines(configuration: Configuration) -> list[str]:
+    """How tokens are guessed, where they are."""
+    settings = speculation_settings(configuration.speculation)
+    if settings is None:
+        return []
+    draft = configuration.speculation.draft_model if settings.strategy is Strategy.DRAFT_MODEL else ""
+    return [f"  guesses   {settings.strategy.value}{f' {draft}' if draft else ''}; no answer changes by them"]
 
 
 def keys_line(configuration: Configuration) -> str:

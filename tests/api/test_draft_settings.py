@@ -89,3 +89,12 @@ def test_the_memory_of_a_draft_is_part_of_what_its_target_needs(tmp_path: Path) 
 def test_a_setting_that_cannot_be_is_refused_by_its_path(name: str, value: str) -> None:
     with pytest.raises(InvalidConfiguration, match=rf"speculation\.{name}"):
         load_configuration(file=None, environment={}, flags={f"speculation.{name}": value})
+
+
+def test_a_draft_that_is_not_there_is_said_to_be_the_draft() -> None:
+    def nowhere(reference: str) -> ModelSource:
+        raise NotFound(f"there is no file {reference}", code="file_not_found")
+
+    with pytest.raises(NotFound, match="^speculation.draft_model: there is no file ./small.gguf") as refusal:
+        find_draft(choices(draft="./small.gguf"), [TOY], nowhere)
+    assert (refusal.value.code, refusal.value.param) == ("file_not_found", "speculation.draft_model")

@@ -28,6 +28,7 @@ from tripower.api.console.repl.stepping import (
     Pace,
     drive,
 )
+from tripower.api.console.text import encodable
 from tripower.runtime.kernel import ActorSystem, Ref
 
 log = logging.getLogger("tripower.console")
@@ -76,7 +77,7 @@ class Session:
         try:
             code = compile_line(source, name)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            return LineAnswer(error=self._explain(error))
+            return LineAnswer(error=encodable(self._explain(error)))
         line = Line(Output(sys.stdout), trio.CancelScope(deadline=trio.current_time() + seconds))
         try:
             async with trio.open_nursery() as nursery:
@@ -90,7 +91,7 @@ class Session:
             explanation = f"cut off: it was not over after {seconds:g} s; `--seconds` gives it more"
         else:
             explanation = "" if line.error is None else self._explain(line.error)
-        return LineAnswer(output=line.output.text, value=line.value or "", error=explanation)
+        return LineAnswer(output=encodable(line.output.text), value=encodable(line.value or ""), error=encodable(explanation))
 
     async def _run(self, code: CodeType, line: Line) -> None:
         LINE.set(line)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -50,6 +51,13 @@ async def test_a_line_awaits_and_names_are_kept_for_the_connection_only(autojump
         )
         other = Subject(runtime=subject.runtime)
         assert "NameError: name 'began' is not defined" in (await py(other, "began")).error
+
+
+async def test_what_is_no_text_is_answered_all_the_same(autojump_clock: trio.testing.MockClock) -> None:
+    async with open_subject() as subject:
+        answer = await py(subject, "print(chr(0xd800)); chr(0xdfff)")
+        assert answer.output == "?\n" and msgspec.json.encode(answer)
+        assert msgspec.json.encode(await py(subject, "raise ValueError(chr(0xd800))"))
 
 
 async def test_actors_are_found_by_name(autojump_clock: trio.testing.MockClock) -> None:

@@ -57,6 +57,17 @@ def test_neither_prompt_nor_key_nor_answer_is_in_the_file(flight: Path) -> None:
     assert json.dumps(list(SECRET.encode()), separators=(",", ":"))[1:-1].encode() not in data
 
 
+def test_payloads_need_a_time_in_words_of_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["console", "record", str(tmp_path / "flight"), "--payloads"]) == exit_codes.REFUSED
+    assert "add --seconds N" in capfd.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_an_answer_that_came_later_tells_how_long_its_ask_was_kept(flight: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    answer = next(each for each in read_recording(flight).messages if each.kind == "answer")
+    code, out, _ = view(capfd, str(flight), "--at", str(answer.number))
+    assert code == exit_codes.OK and "after the ask was kept: answered" in out and "never handled" not in out
+
+
 def test_programs_get_a_summary_and_one_moment(flight: Path, capfd: pytest.CaptureFixture[str]) -> None:
     code, out, _ = view(capfd, str(flight), "--json")
     summary: dict[str, Any] = json.loads(out)
