@@ -189,7 +189,7 @@ def test_ps_shows_a_running_server(tmp_path: Path) -> None:
             shown = tripower(tmp_path, "ps", "--url", url)
             figures = json.loads(tripower(tmp_path, "ps", "--json", variables={"TRIPOWER_URL": url}).stdout)
     assert shown.returncode == 0
-    assert re.search(r"^idle +loaded +8192 +- +- +- +- +\S+ +1$", shown.stdout, re.MULTILINE)
+    assert re.search(r"^idle +loaded +8192 +- +- +- +- +- +\S+ +1$", shown.stdout, re.MULTILINE)
     assert shown.stdout.endswith(f"{url} is ok; seats busy 1, waiting 0\n")
     assert (figures["status"], figures["running"], figures["waiting"]) == ("ok", 1, 0)
     assert {model["name"]: model["completed"] for model in figures["models"]} == {"idle": 1, "toy:50000": 0}
