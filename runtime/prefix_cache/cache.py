@@ -109,7 +109,8 @@ class PrefixCache:
 
     def expire(self, now: float) -> bool:
         """Drop what has been idle for too long; whether there was any."""
-        late = [entry for entry in self._entries.values() if now - entry.used_at >= self._settings.ttl_seconds]
+        ttl = self._settings.ttl_seconds
+        late = [entry for entry in self._entries.values() if entry.used_at + ttl <= now]  # the sum that `expires_at` told
         for entry in late:
             self._remove(entry, "expired")
         self._evicted_ttl += len(late)

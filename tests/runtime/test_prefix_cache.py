@@ -99,6 +99,14 @@ def test_a_hit_leaves_the_last_token_to_evaluate_and_a_miss_has_a_reason() -> No
     assert cache.find("a", prompt, 5).reason == "expired" and cache.expires_at is None
 
 
+@given(now=st.floats(0, 1e6), ttl=st.floats(0.1, 3600))
+def test_at_the_time_that_is_told_something_is_dropped(now: float, ttl: float) -> None:
+    cache, _ = new_cache(ttl=ttl)
+    keep(cache, 1, (1, 2, 3), now=now)
+    due = cache.expires_at
+    assert due is not None and cache.expire(due), "else whoever waits for it would wait for ever, or never"
+
+
 def test_a_longer_state_replaces_its_beginning_and_a_shorter_one_is_not_kept() -> None:
     cache, ledger = new_cache()
     assert keep(cache, 1, (1, 2, 3)) == 3 and keep(cache, 2, (1, 2, 3, 4, 5)) == 5
