@@ -21,6 +21,7 @@ from tripower.bench.simulate import main
 from tripower.runtime.admission import Gate
 from tripower.runtime.kernel import Outlet
 
+
 @pytest.mark.parametrize("seeds", [250, pytest.param(1000, marks=pytest.mark.long)])
 def test_every_seed_keeps_every_invariant(seeds: int) -> None:
     ends = dict.fromkeys(ENDS, 0)
