@@ -207,9 +207,7 @@ def _add_console(commands: Commands) -> None:
         "Tab completes it, Ctrl-C ends what is running, Ctrl-D leaves. Lines that are piped in are verbs.",
         "environment:  TRIPOWER_RUNTIME_DIR, the folder of the sockets (else tripower in $XDG_RUNTIME_DIR, else /tmp/tripower-UID)",
     )
-    parser.add_argument(
-        "target", metavar="PID|SOCKET", nargs="?", help="the process, or its console's socket; needed only where several run"
-    )
+    _add_target(parser)
     parser.add_argument(
         "-c", action="append", default=[], metavar="VERB", dest="verbs", help="answer this and end; may be given several times"
     )
@@ -225,11 +223,16 @@ def _add_console_record(commands: Commands) -> None:
         "Neither prompts nor keys are in it.",
     )
     parser.add_argument("file", metavar="FILE", help="is there when it is complete, for `tripower console view`")
+    _add_target(parser)
+    parser.add_argument("--seconds", type=_interval, metavar="N", help="record for so long, instead of what is remembered")
+    parser.add_argument("--payloads", action="store_true", help="with --seconds: what messages say, prompts too")
+
+
+def _add_target(parser: argparse.ArgumentParser) -> None:
+    """Which running process is meant."""
     parser.add_argument(
         "target", metavar="PID|SOCKET", nargs="?", help="the process, or its console's socket; needed only where several run"
     )
-    parser.add_argument("--seconds", type=_interval, metavar="N", help="record for so long, instead of what is remembered")
-    parser.add_argument("--payloads", action="store_true", help="with --seconds: what messages say, prompts too")
 
 
 def _add_console_view(commands: Commands) -> None:
@@ -256,9 +259,7 @@ def _add_top(commands: Commands) -> None:
         "Watch a running server of yours, live: tokens a second, models, keys, devices and the slowest requests, which can be cancelled and "
         "traced; ? explains. Where the output is no terminal, one look.",
     )
-    parser.add_argument(
-        "target", metavar="PID|SOCKET", nargs="?", help="the process, or its console's socket; needed only where several run"
-    )
+    _add_target(parser)
     parser.add_argument("--interval", type=_interval, default=1.0, metavar="SECONDS", help="between two looks (1)")
     parser.add_argument("--json", action="store_true", help="print one look as JSON")
 
