@@ -19,7 +19,7 @@ import attrs
 import trio
 
 from tripower.actors.dialogue import Failed, GenerationEvent, GenerationFinished, GenerationStarted, Timings, TokenChunk, Usage
-from tripower.actors.queue_books import QueueBooks, SeatBooks
+from tripower.actors.queue_books import QueueBooks, SeatBooks, TellsOfRequests
 from tripower.actors.queueing import (
     AnswerParts,
     CancelTicket,
@@ -121,7 +121,7 @@ class _Stream:
         )
 
 
-class DelegateQueueActor(Actor[Command]):
+class DelegateQueueActor(TellsOfRequests, Actor[Command]):
     """See the module. `tickets` outlive a restart, so that nothing old is mistaken for something new."""
 
     def __init__(
@@ -339,15 +339,6 @@ class DelegateQueueActor(Actor[Command]):
     def is_live(self, ticket: int) -> bool:
         """Whether a request still waits or runs here."""
         return ticket in self._live
-
-    def live_tickets(self) -> list[int]:
-        """See `RemembersRequests`."""
-        return list(self._live)
-
-    def request_path(self, ticket: int, now: float) -> RequestPath | None:
-        """See `RemembersRequests`."""
-        stream = self._live.get(ticket)
-        return None if stream is None else stream.path(self._model, now)
 
     def identities(self) -> list[IdentityStatistics]:
         """See `KnowsIdentities`."""

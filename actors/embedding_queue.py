@@ -17,7 +17,7 @@ import trio
 
 from tripower.actors.device import EncodeRows, EncodingOrder
 from tripower.actors.dialogue import Failed
-from tripower.actors.queue_books import QueueBooks, SeatBooks
+from tripower.actors.queue_books import QueueBooks, SeatBooks, TellsOfRequests
 from tripower.actors.queueing import (
     CancelTicket,
     DrainQueue,
@@ -106,7 +106,7 @@ class _Request:
         )
 
 
-class EmbeddingQueueActor(Actor[Command]):
+class EmbeddingQueueActor(TellsOfRequests, Actor[Command]):
     """See the module. `tickets` outlive a restart, so that nothing old is mistaken for something new."""
 
     def __init__(
@@ -272,15 +272,6 @@ class EmbeddingQueueActor(Actor[Command]):
         for tap in request.taps:
             tap.hear(request.ticket, Failed.of(error))
         request.envelope.refuse(error)
-
-    def live_tickets(self) -> list[int]:
-        """See `RemembersRequests`."""
-        return list(self._live)
-
-    def request_path(self, ticket: int, now: float) -> RequestPath | None:
-        """See `RemembersRequests`."""
-        request = self._live.get(ticket)
-        return None if request is None else request.path(self._model, now)
 
     def identities(self) -> list[IdentityStatistics]:
         """See `KnowsIdentities`."""

@@ -23,7 +23,7 @@ from tripower.actors.constraining import no_token_error
 from tripower.actors.device import RunSteps, StepOrder, StepsCommitted, StepsDone
 from tripower.actors.dialogue import Failed, GenerationFinished, Timings, TokenChunk, Usage
 from tripower.actors.prefix_reuse import PrefixReuse
-from tripower.actors.queue_books import QueueBooks
+from tripower.actors.queue_books import QueueBooks, TellsOfRequests
 from tripower.actors.queued_generation import QueuedGeneration, check_generate
 from tripower.actors.queueing import (
     AnswerParts,
@@ -47,7 +47,6 @@ from tripower.actors.queueing import (
     not_there,
 )
 from tripower.actors.replay.diary import Diary
-from tripower.actors.request_paths import RequestPath
 from tripower.actors.request_tap import TappedOutlet
 from tripower.backends.text.stream import TextStream
 from tripower.runtime.admission import Gate
@@ -85,7 +84,7 @@ Command = (
 )
 
 
-class ModelQueueActor(Actor[Command]):
+class ModelQueueActor(TellsOfRequests, Actor[Command]):
     """See the module. `tickets` and `sequences` outlive a restart, so that nothing old is mistaken for something new."""
 
     def __init__(
@@ -499,15 +498,6 @@ class ModelQueueActor(Actor[Command]):
     def is_live(self, ticket: int) -> bool:
         """Whether a request still waits or runs here."""
         return ticket in self._live
-
-    def live_tickets(self) -> list[int]:
-        """See `RemembersRequests`."""
-        return list(self._live)
-
-    def request_path(self, ticket: int, now: float) -> RequestPath | None:
-        """See `RemembersRequests`."""
-        generation = self._live.get(ticket)
-        return None if generation is None else generation.path(self._model, now)
 
     def identities(self) -> list[IdentityStatistics]:
         """See `KnowsIdentities`."""

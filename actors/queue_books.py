@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Container, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from typing import Any, Protocol
 
 import attrs
 import trio
 
 from tripower.actors.dialogue import Timings
 from tripower.actors.queueing import AnswerFigures, IdentityStatistics, QueueDrained, QueueSettled, QueueStatistics, unloading
+from tripower.actors.request_paths import RequestPath
 from tripower.runtime.admission import ANYBODY, SHARE_EXCEEDED, Caller, Gate, displacement
 from tripower.runtime.batching import BatchStatistics
 from tripower.runtime.kernel import LATER, DeadlineExceeded, Envelope, Overloaded, TripowerError
@@ -247,3 +248,26 @@ class SeatBooks:
             decode_rows=0,
             largest_step=0,
         )
+
+
+class HasPath(Protocol):
+    """A queue's memory of one request."""
+
+    def path(self, model: str, now: float) -> RequestPath:
+        """Where it is at a time."""
+
+
+class TellsOfRequests:
+    """`RemembersRequests` for a queue that has its requests by ticket, the oldest first."""
+
+    _model: str
+    _live: Mapping[int, HasPath]
+
+    def live_tickets(self) -> list[int]:
+        """See `RemembersRequests`."""
+        return list(self._live)
+
+    def request_path(self, ticket: int, now: float) -> RequestPath | None:
+        """See `RemembersRequests`."""
+        request = self._live.get(ticket)
+        return None if request is None else request.path(self._model, now)
