@@ -188,8 +188,7 @@ class DeviceActor(Actor[Command]):
                 await self._quiet.wait()
         finally:
             self._pump.cancel(reason="the device ends")
-            if not self._jobs:
-                self._port.close()
+            self._port.close(wait=not self._jobs)  # a lane that has not come back in all that time ends when it does
 
     async def _run_port(self) -> None:
         with self._pump:

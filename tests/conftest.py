@@ -12,6 +12,8 @@ import logging
 import os
 import subprocess
 import sys
+import threading
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,18 @@ def logs_as_they_were() -> Iterator[None]:
     yield
     ours.handlers[:], ours.propagate = handlers, propagate
     ours.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def lanes_end_with_their_test() -> Iterator[None]:
+    """A lane that outlives its test is told of here, with what it does, and not by some later test or by a process that never ends."""
+    before = set(threading.enumerate())
+    yield
+    left = [thread for thread in threading.enumerate() if thread.name.startswith("tripower-lane") and thread not in before]
+    if left:
+        frames = sys._current_frames()
+        stacks = ["".join(traceback.format_stack(frames[thread.ident])) for thread in left if thread.ident in frames]
+        pytest.fail(f"{[thread.name for thread in left]} go on:\n" + "\n".join(stacks))
 
 
 @pytest.fixture(scope="session")

@@ -102,8 +102,11 @@ class Port(Protocol):
     def current(self) -> LaneJob | None:
         """The job that the lane works on, of whichever port; None between two."""
 
-    def close(self) -> None:
-        """Give the lane back; the thread ends with its last port. Blocks for the last job's current step, if any."""
+    def close(self, *, wait: bool = True) -> None:
+        """Give the lane back; the thread ends with its last port. Blocks for the last job's current step, if any.
+
+        Without `wait` it does not block: the thread ends once the jobs that it still has have come to a boundary.
+        """
 
 
 class _Wakeup:
@@ -163,14 +166,15 @@ class Lane:
             lane.ports += 1
             return lane
 
-    def release(self) -> None:
+    def release(self, *, wait: bool) -> None:
         with self._lock:
             self.ports -= 1
             if self.ports:
                 return
             del self._lanes[self.device]
         self._queue.put(None)
-        self._thread.join()
+        if wait:
+            self._thread.join()
 
     def submit(self, job: LaneJob, port: ThreadPort) -> None:
         self._queue.put((job, port))
@@ -227,6 +231,8 @@ class ThreadPort:
         """On the lane: a job has ended."""
         self._finished.append(job)
         self._wakeup.signal()
+        if self._closed and len(self._finished) == len(self._running):
+            self._wakeup.close()
 
     def boundaries(self) -> int:
         return self._passed + sum(job.boundaries for job in self._running)
@@ -249,13 +255,16 @@ class ThreadPort:
             for job in ended:
                 job.on_done(job.result, job.error)
 
-    def close(self) -> None:
+    def close(self, *, wait: bool = True) -> None:
         if not self._closed:
             self._closed = True
             for job in self._running:
                 job.stop()
-            self._lane.release()
-            self._wakeup.close()
+            self._lane.release(wait=wait)
+            if wait or len(self._finished) == len(
+                self._running
+            ):  # else a native loop may yet write to it: it goes with the last job
+                self._wakeup.close()
 
 
 class InlineLane:
@@ -302,7 +311,7 @@ class InlineLane:
                     job.on_progress()
             self._arrived = trio.Event()
 
-    def close(self) -> None:
+    def close(self, *, wait: bool = True) -> None:
         for job, generator in self._jobs:
             job.stop()
             job.advance(generator)

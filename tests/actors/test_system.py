@@ -162,8 +162,8 @@ async def test_a_part_that_cannot_be_built_is_told_and_leaves_nothing(autojump_c
     class Closing(InlineLane):
         closed = 0
 
-        def close(self) -> None:
-            super().close()
+        def close(self, *, wait: bool = True) -> None:
+            super().close(wait=wait)
             Closing.closed += 1
 
     def fail(_device: Any) -> Any:

@@ -366,6 +366,38 @@ async def test_closing_stops_and_joins_what_still_runs() -> None:
     port.signal()  # too late, and harmless
 
 
+async def test_a_lane_that_is_not_waited_for_ends_when_its_step_does() -> None:
+    port = open_port(next(devices))
+    thread = port._lane._thread
+    began, gate = threading.Event(), threading.Event()
+
+    def work() -> Generator[None, None, None]:
+        began.set()
+        gate.wait(HANG_SECONDS)
+        os.write(port.signal_fd, (1).to_bytes(8, "little"))  # as a native loop does, which must not find another's file there
+        yield
+
+    job = Job(work).job
+    port.submit(job)
+    began.wait(HANG_SECONDS)
+    port.close(wait=False)
+    assert thread.is_alive()
+    gate.set()
+    thread.join(HANG_SECONDS)
+    assert not thread.is_alive() and job.error is None
+    with pytest.raises(OSError, match="[Bb]ad file descriptor"):
+        os.fstat(port.signal_fd)
+
+
+async def test_an_idle_lane_that_is_not_waited_for_is_let_go_at_once() -> None:
+    port = open_port(next(devices))
+    port.close(wait=False)
+    with pytest.raises(OSError, match="[Bb]ad file descriptor"):
+        os.fstat(port.signal_fd)
+    port._lane._thread.join(HANG_SECONDS)
+    assert not port._lane._thread.is_alive()
+
+
 async def test_a_port_may_be_closed_in_the_turn_in_which_it_was_woken() -> None:
     for _ in range(40):
         port = open_port(next(devices))

@@ -15,6 +15,7 @@ from tripower.api.console.actor import ConsoleActor, start_console
 from tripower.api.console.client import open_console
 from tripower.api.console.finding import CannotAttach
 from tripower.api.console.listening import library_console
+from tripower.runtime.kernel import InlineLane
 
 
 async def test_a_crash_of_the_console_is_no_failure_of_the_runtime(
@@ -26,7 +27,7 @@ async def test_a_crash_of_the_console_is_no_failure_of_the_runtime(
         raise RuntimeError("the console is broken")
 
     with library_console(tmp_path / "s") as opened:
-        async with open_actors(toy_plan()) as runtime:
+        async with open_actors(toy_plan(open_port=lambda: InlineLane(lambda job: 0.0))) as runtime:
             start_console(runtime, opened)
             with monkeypatch.context() as broken:
                 broken.setattr(ConsoleActor, "_welcome", crash)
