@@ -6,6 +6,8 @@ CLIENTS = $(VENV)-clients
 MODEL ?= smollm2
 PROMPT ?= Explain in two sentences why the sky is blue.
 TORCH = torch>=2.11,<2.14
+# Of the suite; 0 runs it in one. Whoever works on a test calls pytest itself.
+PROCESSES ?= 2
 
 .PHONY: run serve test long lint types bench docs clean
 
@@ -32,7 +34,7 @@ test: $(VENV)/.installed-dev
 	-$(BIN)/tripower pull smollm2
 	-$(BIN)/tripower pull gemma3-270m
 	-$(BIN)/tripower pull minilm
-	$(BIN)/python -m pytest -m "not long"
+	$(BIN)/python -m pytest -m "not long" -n $(PROCESSES) --dist worksteal
 
 # Other people's clients come with plugins of pytest, so they live beside the environment and not in it; the extra says which they are.
 # Where no index is reachable the tests that need them are skipped with that reason.

@@ -32,7 +32,9 @@ Reference = Callable[..., Any]
 @pytest.fixture(scope="session", autouse=True)
 def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Compiled kernels, tiles and certificates of this run: each is made once, and nothing is taken over from another run."""
-    folder = tmp_path_factory.mktemp("kernels")
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kernels"  # of several processes one
+    folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRIPOWER_KERNEL_CACHE", str(folder))
         yield folder

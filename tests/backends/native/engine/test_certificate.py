@@ -134,7 +134,11 @@ def test_every_kind_of_company_is_compared(
     assert load_native(path).info.determinism == "numeric"
 
 
-@pytest.mark.parametrize("damage", [b"", b"\0" * 64, None, b"\xff{"], ids=["empty", "zeros", "a flipped bit", "rubbish"])
+@pytest.mark.parametrize(
+    "damage",
+    [None, *(pytest.param(damage, marks=pytest.mark.long) for damage in (b"", b"\0" * 64, b"\xff{"))],
+    ids=["a flipped bit", "empty", "zeros", "rubbish"],
+)
 def test_damaged_files_are_made_anew(
     damage: bytes | None,
     path: Path,
@@ -169,7 +173,10 @@ def refuse(*arguments: Any, **options: Any) -> Any:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("obstacle", ["a file in its place", "tempfile.mkstemp", "os.replace"])
+@pytest.mark.parametrize(
+    "obstacle",
+    ["os.replace", *(pytest.param(obstacle, marks=pytest.mark.long) for obstacle in ("a file in its place", "tempfile.mkstemp"))],
+)
 def test_a_cache_that_cannot_be_written_costs_time_and_nothing_else(
     obstacle: str, path: Path, load_native: Any, cache: Path, work: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
