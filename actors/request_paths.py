@@ -12,13 +12,13 @@ from typing import Any, Protocol, runtime_checkable
 
 import attrs
 import msgspec
-import trio
 
 from tripower.runtime.admission import Caller
+from tripower.runtime.introspection.turns import Turns
 from tripower.runtime.kernel import ActorSystem, Ref
 
-PATHS_AT_ONCE = 50
-"""Made between two checkpoints: about a quarter of a millisecond."""
+PATHS_AT_ONCE = 10
+"""Asked a queue for together: a fraction of a millisecond."""
 
 
 class RequestPath(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -120,13 +120,15 @@ def queues(system: ActorSystem) -> list[Ref[Any]]:
 
 
 async def queued_paths(system: ActorSystem, now: float) -> list[Queued]:
-    """Everybody who waits or runs in any queue, each queue's oldest first. Holds the loop for `PATHS_AT_ONCE` at a time."""
+    """Everybody who waits or runs in any queue, each queue's oldest first. Blocks for some turns."""
     found: list[Queued] = []
+    turns = Turns()
     for queue in queues(system):
         tickets: list[int] = queue.look(lambda actor: actor.live_tickets()) or []
         for begin in range(0, len(tickets), PATHS_AT_ONCE):
+            if turns.due():
+                await turns.give()
             found += look_for(queue, tickets[begin : begin + PATHS_AT_ONCE], now)
-            await trio.lowlevel.checkpoint()
     return found
 
 

@@ -4,7 +4,7 @@ A request of a client is an `Exchange`; once it is enqueued, its generations nam
 the queues. What is in a queue and belongs to no exchange is the program's own. When a queue has done its part, the times that it took
 are in the end of the answer, received or not, so that a client that does not read can still be told from a slow model.
 
-Everything is read when somebody asks, a few requests at a time: a thousand hold the loop for less than a millisecond at once.
+Everything is read when somebody asks, and never for longer at once than the loop may be held.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import msgspec
 import trio
 
 from tripower.actors.dialogue import GenerationFinished
-from tripower.actors.request_paths import PATHS_AT_ONCE, Queued, RequestPath, own_id, queued_paths
+from tripower.actors.request_paths import Queued, RequestPath, own_id, queued_paths
 from tripower.actors.runtime import Runtime
 from tripower.api.http.exchange import Exchange
+from tripower.runtime.introspection.turns import Turns
 from tripower.runtime.kernel import InvalidRequest, NotFound
 
 TEXT_MAX = 200
@@ -37,31 +38,38 @@ class Located:
 
 async def request_paths(runtime: Runtime, active: Collection[Exchange]) -> list[RequestPath]:
     """Everything that waits or runs, the oldest first. `active` are the exchanges whose answer is not complete. Blocks for some turns."""
-    return [each.path for each in await locate_requests(runtime, active)]
+    located = await locate_requests(runtime, active)
+    paths = [each.path for each in located]
+    del located
+    await trio.lowlevel.checkpoint()  # to let go of a thousand takes its time as well
+    return paths
 
 
 async def locate_requests(runtime: Runtime, active: Collection[Exchange]) -> list[Located]:
     """The same, with where each was found."""
     now = trio.current_time()
     queued = await queued_paths(runtime.system, now)
+    await trio.lowlevel.checkpoint()
     index = _Index(queued)
     await trio.lowlevel.checkpoint()
+    turns = Turns()
     found: list[Located] = []
     exchanges = [each for each in active if asks_a_model(each)]
     exchanges.sort(key=lambda each: not each.generations)  # who knows its tickets comes before who is looked for by its id
-    await trio.lowlevel.checkpoint()
-    for number, exchange in enumerate(exchanges, 1):
+    for exchange in exchanges:
+        if turns.due():
+            await turns.give()
         entries = index.take(exchange)
         if not exchange.over.is_set():
             found.append(Located(exchange_path(exchange, entries, now), exchange, entries))
-        if number % PATHS_AT_ONCE == 0:
-            await trio.lowlevel.checkpoint()
-    for number, own in enumerate(index.left(), 1):
+    for own in index.left():
+        if turns.due():
+            await turns.give()
         found.append(Located(_own_path(own), None, (own,)))
-        if number % PATHS_AT_ONCE == 0:
-            await trio.lowlevel.checkpoint()
     await trio.lowlevel.checkpoint()
-    found.sort(key=lambda each: (-each.path.age, each.queued[0].ticket if each.queued else -1, each.path.id))
+    found.sort(key=lambda each: (each.queued[0].ticket if each.queued else -1, each.path.id))
+    await trio.lowlevel.checkpoint()
+    found.sort(key=lambda each: each.path.age, reverse=True)
     await trio.lowlevel.checkpoint()  # what is made of them takes its time as well
     return found
 

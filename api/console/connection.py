@@ -58,7 +58,7 @@ class OpenCall:
     stopped: bool = False
 
 
-ITEMS_AT_ONCE = 100
+ITEMS_AT_ONCE = 50
 
 
 class ConsoleConnection:

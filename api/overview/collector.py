@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from heapq import nlargest
 from typing import Any, TypeAlias
 
 import trio
@@ -72,6 +73,11 @@ class Collector:
         await trio.lowlevel.checkpoint()
         paths = await self._paths(self._runtime, self._active)
         now = trio.current_time()
+        models = model_overviews(actors, paths, rates, lately, now)
+        await trio.lowlevel.checkpoint()
+        identities = identity_overviews(served, lately)
+        oldest = nlargest(REQUESTS_MAX, paths, key=lambda path: path.age)
+        await trio.lowlevel.checkpoint()
         return Overview(
             version=VERSION,
             pid=os.getpid(),
@@ -87,10 +93,10 @@ class Collector:
             prompt_tokens_per_second=rates.evaluated / rates.seconds,
             requests_per_second=rates.arrivals / rates.seconds,
             refused_per_second=rates.refused / rates.seconds,
-            models=model_overviews(actors, paths, rates, lately, now),
-            identities=identity_overviews(served, lately),
+            models=models,
+            identities=identities,
             devices=device_overviews(details_of(actors, DeviceStatistics), rates),
-            requests=tuple(sorted(paths, key=lambda path: -path.age)[:REQUESTS_MAX]),
+            requests=tuple(oldest),
             history=tuple(self._history(now)),
         )
 

@@ -127,8 +127,8 @@ def ended(task: trio.lowlevel.Task) -> bool:
     return type(coroutine) is CoroutineType and not coroutine.cr_suspended and coroutine.cr_frame is None
 
 
-def place_of(task: trio.lowlevel.Task) -> tuple[Frame | None, int]:
-    """The line that tells most about where a task is, and how many frames were looked at. Synchronous; cheap.
+def place_of(task: trio.lowlevel.Task) -> Frame | None:
+    """The line that tells most about where a task is. Synchronous; cheap.
 
     It is the innermost one of tripower or of the program, else the kernel's, else the outermost of the libraries.
     """
@@ -142,17 +142,16 @@ def place_of(task: trio.lowlevel.Task) -> tuple[Frame | None, int]:
             if rank == OWN:
                 break
     frame = _frame_of(best)
-    return (None if frame is None else make_frame(frame)), len(chain)
+    return None if frame is None else make_frame(frame)
 
 
-def place_text(task: trio.lowlevel.Task) -> tuple[str, int]:
-    """`str` of `place_of`, and how many frames were looked at: for those who look at thousands of tasks, most of them at the same lines."""
+def place_text(task: trio.lowlevel.Task) -> str:
+    """`str` of `place_of`: for those who look at thousands of tasks, most of them at the same lines."""
     chain: list[Any] = []
     awaited: Any = task.coro
     while type(awaited) is CoroutineType:
         chain.append(awaited)
         awaited = awaited.cr_await
-    looked = len(chain)
     best: Any = None
     if awaited is None or type(awaited).__name__ in TRAPS:
         while chain:
@@ -163,16 +162,16 @@ def place_text(task: trio.lowlevel.Task) -> tuple[str, int]:
                 best = coroutine
                 break
     if best is None:
-        frame, looked = place_of(task)  # the careful way
-        return "" if frame is None else str(frame), looked
+        frame = place_of(task)  # the careful way
+        return "" if frame is None else str(frame)
     stopped = best.cr_frame
     if stopped is None:
-        return "", looked
+        return ""
     places = known[2]
     text = places.get(stopped.f_lasti)
     if text is None:
         text = places[stopped.f_lasti] = str(make_frame(stopped))
-    return text, looked
+    return text
 
 
 def _remember(code: CodeType) -> tuple[bool, CodeType, dict[int, str]]:

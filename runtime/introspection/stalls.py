@@ -153,7 +153,7 @@ class StallWatch(trio.abc.Instrument):
         frames = self._sampler.take(self._steps) if self._sampler is not None else ()
         frame = next((each for each in frames if each.own), frames[0] if frames else None)
         if frame is None:
-            frame, _ = place_of(task)
+            frame = place_of(task)
         place = "" if frame is None else str(frame)
         stall = Stall(
             ago=0.0, seconds=seconds, task=task.name, actor=owner_of(task), place=place, seen=bool(frames),

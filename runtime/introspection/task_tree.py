@@ -1,6 +1,6 @@
 """Every task of the Trio loop as one tree, with the actors in it: an actor lives in its supervisor's nursery, so it is one tree already.
 
-It is read while it lives. The walk lets everybody else run after every few hundred frames; a task that has ended meanwhile is left out,
+It is read while it lives. The walk lets everybody else run every millisecond; a task that has ended meanwhile is left out,
 one that came meanwhile may be missing. Tasks that are alike (the same work, at the same line, with the same below them) are told once,
 with their number, so that a thousand requests are a few lines.
 """
@@ -8,19 +8,18 @@ with their number, so that a thousand requests are a few lines.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
+from functools import partial
+from operator import attrgetter
 from typing import NamedTuple
 
 import msgspec
 import trio
 
 from tripower.runtime.introspection.frames import ended, place_text
+from tripower.runtime.introspection.turns import Turns
 from tripower.runtime.kernel import ActorStatistics, ActorSystem
 
-FRAMES_AT_ONCE = 2000
-"""Looked at between two checkpoints: a millisecond or less. At each of them everybody else has a turn, which takes its time as well."""
-TASK_FRAMES = 10
-"""What a task costs besides its frames, in frames."""
 ALIKE_MAX = 5
 """More tasks than this that are alike are told as one."""
 
@@ -68,14 +67,12 @@ async def task_tree(system: ActorSystem, *, everything: bool = False, root: trio
     `everything` lists tasks that are alike one by one, and Trio's own.
     """
     walk = _Walk(system, everything=everything)
-    await trio.lowlevel.checkpoint()
     if root is None:
         main = trio.lowlevel.current_root_task()
         assert main is not None, "inside of a Trio run"
         roots = await walk.roots(main)
     else:
-        visited = await walk.visit(root)
-        roots = () if visited is None else (await walk.node(visited),)
+        roots = await walk.below(root)
     lost = tuple(_lost(each) for each in walk.actors.values() if each.state == "failed") if root is None else ()
     return TaskTree(walk.tasks, len(walk.actors), roots + lost)
 
@@ -96,15 +93,16 @@ class _Seen(NamedTuple):
     """A task that was looked at. Most of a thousand alike are never told, so that it is little."""
 
     task: trio.lowlevel.Task
-    state: str
     place: str
     asks: str
     below: Sequence[_Seen]
-    kind: str
-    """What it is like; empty for what has an actor in it, or more below it than a few tasks."""
+    kind: Hashable
+    """What it is like; None for what has an actor in it, or more below it than a few tasks."""
 
 
 NOTHING_BELOW: Sequence[_Seen] = ()
+_new_seen: Callable[[tuple[trio.lowlevel.Task, str, str, Sequence[_Seen], Hashable]], _Seen] = partial(tuple.__new__, _Seen)
+"""As `_Seen(…)`, which takes longer."""
 
 
 class _Walk:
@@ -114,56 +112,64 @@ class _Walk:
         self.actors = {each.name: each for each in system.statistics(details=False)}
         self._names = {cell.task: cell.name for cell in system.cells() if cell.task is not None}
         self._asks = askers(system)
-        self._room = FRAMES_AT_ONCE
+        self._turns = Turns()
+        self._kinds: dict[Hashable, Hashable] = {}
         self._looking = trio.lowlevel.current_task()
 
-    async def visit(self, task: trio.lowlevel.Task) -> _Seen | None:
-        """A task with what is below it. None for a task that has ended."""
-        if self._room <= 0:
-            self._room = FRAMES_AT_ONCE
-            await trio.lowlevel.checkpoint()
-        if ended(task):
-            return None
-        place, looked = place_text(task)
-        self._room -= looked + TASK_FRAMES
-        self.tasks += 1
+    async def _visit(self, tasks: Collection[trio.lowlevel.Task]) -> list[_Seen]:
+        """Tasks of a nursery with what is below them, without those that have ended."""
+        visited = []
+        for task in sorted(tasks, key=attrgetter("name")) if len(tasks) > 1 else tasks:
+            if self._turns.due():
+                await self._turns.give()
+            place = place_text(task)
+            if not place and ended(task):
+                continue
+            self.tasks += 1
+            nurseries = task.child_nurseries
+            below = await self._below(nurseries) if nurseries else NOTHING_BELOW
+            visited.append(self._seen(task, place, below))
+        return visited
+
+    def _seen(self, task: trio.lowlevel.Task, place: str, below: Sequence[_Seen]) -> _Seen:
         asks = self._asks.get(task, "")
-        state = state_of(task, self._looking)
-        nurseries = task.child_nurseries
-        below = await self._below(nurseries) if nurseries else NOTHING_BELOW
         if task in self._names:
-            return _Seen(task, state, place, asks, below, "")
-        kinds = [seen.kind for seen in below] if len(below) <= ALIKE_MAX else [""]
-        if "" in kinds:
-            return _Seen(task, state, place, asks, below, "")
-        if len(kinds) > 1:
-            kinds.sort()
-        return _Seen(task, state, place, asks, below, f"{task.name.partition(' ')[0]} {place} {asks} ({', '.join(kinds)})")
+            kind: Hashable = None
+        elif not below:
+            kind = task.name.partition(" ")[0], place, asks
+        elif len(below) == 1:
+            child = below[0].kind
+            kind = None if child is None else (task.name.partition(" ")[0], place, asks, child)
+        else:
+            kinds = [seen.kind for seen in below] if len(below) <= ALIKE_MAX else [None]
+            kind = None if None in kinds else (task.name.partition(" ")[0], place, asks, frozenset(Counter(kinds).items()))
+        if kind is not None:
+            kind = self._kinds.setdefault(kind, kind)  # a thousand of one kind are one object: the collector counts them
+        return _new_seen((task, place, asks, below, kind))
 
     async def _below(self, nurseries: Sequence[trio.Nursery]) -> list[_Seen]:
-        below = []
-        for nursery in nurseries:
-            for task in sorted(nursery.child_tasks, key=_name):
-                found = await self.visit(task)
-                if found is not None:
-                    below.append(found)
+        below = await self._visit(nurseries[0].child_tasks)
+        for nursery in nurseries[1:]:
+            below += await self._visit(nursery.child_tasks)
         return below
+
+    async def below(self, root: trio.lowlevel.Task) -> tuple[TaskNode, ...]:
+        """A task with all that is below it; nothing when it has ended."""
+        return tuple([await self._node(seen) for seen in await self._visit((root,))])
 
     async def roots(self, main: trio.lowlevel.Task) -> tuple[TaskNode, ...]:
         """What is below the root task: the program, and Trio's own tasks, which have names in brackets."""
         below = await self._below(main.child_nurseries)
         return await self._listed([seen for seen in below if self.everything or not seen.task.name.startswith("<")])
 
-    async def node(self, seen: _Seen, alike: int = 0) -> TaskNode:
+    async def _node(self, seen: _Seen, alike: int = 0) -> TaskNode:
         """As plain data, with all that is listed below it."""
-        self._room -= TASK_FRAMES
-        if self._room <= 0:
-            self._room = FRAMES_AT_ONCE
-            await trio.lowlevel.checkpoint()
+        if self._turns.due():
+            await self._turns.give()
         actor = self._names.get(seen.task)
         return TaskNode(
             name=seen.task.name if actor is None else actor,
-            state=seen.state,
+            state=state_of(seen.task, self._looking),
             place=seen.place,
             asks=seen.asks,
             actor=None if actor is None else _brief(self.actors.get(actor)),
@@ -174,20 +180,16 @@ class _Walk:
     async def _listed(self, visited: Sequence[_Seen]) -> tuple[TaskNode, ...]:
         """Those that are worth a line each, and of many that are alike the first with the number of the others."""
         if self.everything or len(visited) <= ALIKE_MAX:
-            return tuple([await self.node(seen) for seen in visited])
+            return tuple([await self._node(seen) for seen in visited])
         counts = Counter([seen.kind for seen in visited])
-        listed, told = [], set[str]()
+        listed, told = [], set[Hashable]()
         for seen in visited:
-            if not seen.kind or counts[seen.kind] <= ALIKE_MAX:
-                listed.append(await self.node(seen))
+            if seen.kind is None or counts[seen.kind] <= ALIKE_MAX:
+                listed.append(await self._node(seen))
             elif seen.kind not in told:
                 told.add(seen.kind)
-                listed.append(await self.node(seen, counts[seen.kind] - 1))
+                listed.append(await self._node(seen, counts[seen.kind] - 1))
         return tuple(listed)
-
-
-def _name(task: trio.lowlevel.Task) -> str:
-    return task.name
 
 
 def _brief(actor: ActorStatistics | None) -> ActorBrief | None:

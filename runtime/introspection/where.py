@@ -7,9 +7,9 @@ import trio
 
 from tripower.runtime.introspection.frames import Frame, await_frames, ended, thread_frames, thread_names, with_text
 from tripower.runtime.introspection.task_tree import askers, state_of
+from tripower.runtime.introspection.turns import Turns
 from tripower.runtime.kernel import ActorSystem, NotFound
 
-TASKS_AT_ONCE = 1000
 STACKS_MAX = 16
 """Of one question. More are counted."""
 
@@ -85,16 +85,15 @@ def _of_actor(system: ActorSystem, name: str) -> list[trio.lowlevel.Task]:
 
 
 async def _every_task() -> list[trio.lowlevel.Task]:
-    """The tasks of this loop, with a checkpoint for every thousand; those that end meanwhile may be among them."""
+    """The tasks of this loop; those that end meanwhile may be among them."""
     tasks: list[trio.lowlevel.Task] = []
     root = trio.lowlevel.current_root_task()
     left = [] if root is None else [root]
-    looked = 0
+    turns = Turns()
     while left:
+        if turns.due():
+            await turns.give()
         task = left.pop()
-        looked += 1
-        if looked % TASKS_AT_ONCE == 0:
-            await trio.lowlevel.checkpoint()
         if not ended(task):
             tasks.append(task)
             left += [child for nursery in task.child_nurseries for child in nursery.child_tasks]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 
 import msgspec
 import pytest
 import trio
 import trio.testing
 
-from tripower.runtime.introspection import task_tree as module
+from tripower.runtime.introspection import turns as module
 from tripower.runtime.introspection.describe import LINES_MAX, describe
-from tripower.runtime.introspection.task_tree import FRAMES_AT_ONCE, TASK_FRAMES, TaskNode, TaskTree, lines, task_tree
+from tripower.runtime.introspection.task_tree import TaskNode, TaskTree, lines, task_tree
 from tripower.runtime.introspection.where import STACKS_MAX, where, where_thread, where_threads
 from tripower.runtime.kernel import (
     LATER,
@@ -128,7 +129,14 @@ async def test_tasks_that_are_alike_are_told_once_with_their_number() -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_reading_a_thousand_tasks_lets_everybody_else_run_often() -> None:
+def pieces_between_turns(monkeypatch: pytest.MonkeyPatch, pieces: int) -> None:
+    """A clock by which so many pieces of a look take as long as the loop may be held."""
+    ticks = count()
+    monkeypatch.setattr(module, "now", lambda: next(ticks) * module.HOLD_SECONDS / (pieces + 0.5))
+
+
+async def test_reading_a_thousand_tasks_lets_everybody_else_run_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces_between_turns(monkeypatch, 10)
     turns = 0
 
     async def neighbour() -> None:
@@ -144,14 +152,14 @@ async def test_reading_a_thousand_tasks_lets_everybody_else_run_often() -> None:
         nursery.start_soon(neighbour)
         before, tree = turns, await task_tree(system)
         assert tree.tasks > 1000
-        assert turns - before >= 1000 * TASK_FRAMES // FRAMES_AT_ONCE
+        assert turns - before >= 1000 // 12
         before, stacks = turns, await where(system, "alike")
         assert len(stacks.stacks) == STACKS_MAX and stacks.more == 1000 - STACKS_MAX and turns - before > STACKS_MAX
         nursery.cancel_scope.cancel()
 
 
 async def test_tasks_that_end_while_the_tree_is_read_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FRAMES_AT_ONCE", 100)
+    pieces_between_turns(monkeypatch, 10)
     async with open_actor_system() as system, trio.open_nursery() as nursery:
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as victims:
