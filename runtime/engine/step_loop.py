@@ -54,7 +54,9 @@ def run_steps(engine: StepEngine, table: StepTable) -> Iterator[None]:
         taking = [slot for slot, count in enumerate(counts) if count]
         if not taking:
             return
-        prepare_masks([each for slot in taking if (each := table.constraint[slot]) is not None and _draws(table, slot, counts[slot])])
+        prepare_masks(
+            [each for slot in taking if (each := table.constraint[slot]) is not None and _draws(table, slot, counts[slot])]
+        )
         rows = [slot_row(table, slot, counts[slot], drafts.get(slot, ())) for slot in taking]
         _commit(table, counts, taking, rows, _evaluate(engine, rows))
         if any(table.pending):

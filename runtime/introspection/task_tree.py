@@ -7,9 +7,7 @@ with their number, so that a thousand requests are a few lines.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Sequence
-from functools import partial
+from collections.abc import Collection, Hashable, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -90,19 +88,24 @@ def state_of(task: trio.lowlevel.Task, looking: trio.lowlevel.Task) -> str:
 
 
 class _Seen(NamedTuple):
-    """A task that was looked at. Most of a thousand alike are never told, so that it is little."""
+    """A task that was looked at."""
 
     task: trio.lowlevel.Task
     place: str
     asks: str
-    below: Sequence[_Seen]
+    below: _Below
     kind: Hashable
     """What it is like; None for what has an actor in it, or more below it than a few tasks."""
 
 
-NOTHING_BELOW: Sequence[_Seen] = ()
-_new_seen: Callable[[tuple[trio.lowlevel.Task, str, str, Sequence[_Seen], Hashable]], _Seen] = partial(tuple.__new__, _Seen)
-"""As `_Seen(…)`, which takes longer."""
+class _Below(NamedTuple):
+    """What is below a task: of a thousand that are alike only the first few, and how many there are of each kind."""
+
+    seen: list[_Seen]
+    counts: dict[Hashable, int]
+
+
+NOTHING_BELOW = _Below([], {})
 
 
 class _Walk:
@@ -113,54 +116,65 @@ class _Walk:
         self._names = {cell.task: cell.name for cell in system.cells() if cell.task is not None}
         self._asks = askers(system)
         self._turns = Turns()
-        self._kinds: dict[Hashable, Hashable] = {}
         self._looking = trio.lowlevel.current_task()
 
-    async def _visit(self, tasks: Collection[trio.lowlevel.Task]) -> list[_Seen]:
+    async def _visit(self, tasks: Collection[trio.lowlevel.Task]) -> _Below:
         """Tasks of a nursery with what is below them, without those that have ended."""
-        visited = []
+        found = _Below([], {})
         for task in sorted(tasks, key=attrgetter("name")) if len(tasks) > 1 else tasks:
             if self._turns.due():
                 await self._turns.give()
             place = place_text(task)
             if not place and ended(task):
                 continue
-            self.tasks += 1
             nurseries = task.child_nurseries
-            below = await self._below(nurseries) if nurseries else NOTHING_BELOW
-            visited.append(self._seen(task, place, below))
-        return visited
+            if not nurseries:
+                below = NOTHING_BELOW
+            elif (only := _only_child(nurseries)) is None:
+                below = await self._below(nurseries)
+            else:
+                below = _Below([], {})
+                its_place = place_text(only)
+                if its_place or not ended(only):
+                    self._add(only, its_place, NOTHING_BELOW, below)
+            self._add(task, place, below, found)
+        return found
 
-    def _seen(self, task: trio.lowlevel.Task, place: str, below: Sequence[_Seen]) -> _Seen:
+    def _add(self, task: trio.lowlevel.Task, place: str, below: _Below, found: _Below) -> None:
+        self.tasks += 1
         asks = self._asks.get(task, "")
-        if task in self._names:
-            kind: Hashable = None
-        elif not below:
-            kind = task.name.partition(" ")[0], place, asks
-        elif len(below) == 1:
-            child = below[0].kind
-            kind = None if child is None else (task.name.partition(" ")[0], place, asks, child)
-        else:
-            kinds = [seen.kind for seen in below] if len(below) <= ALIKE_MAX else [None]
-            kind = None if None in kinds else (task.name.partition(" ")[0], place, asks, frozenset(Counter(kinds).items()))
-        if kind is not None:
-            kind = self._kinds.setdefault(kind, kind)  # a thousand of one kind are one object: the collector counts them
-        return _new_seen((task, place, asks, below, kind))
+        kind = None if task in self._names else self._kind(task, place, asks, below)
+        number = found.counts[kind] = found.counts.get(kind, 0) + 1
+        if number <= ALIKE_MAX + 1 or kind is None or self.everything:
+            found.seen.append(_Seen(task, place, asks, below, kind))
 
-    async def _below(self, nurseries: Sequence[trio.Nursery]) -> list[_Seen]:
-        below = await self._visit(nurseries[0].child_tasks)
-        for nursery in nurseries[1:]:
-            below += await self._visit(nursery.child_tasks)
+    def _kind(self, task: trio.lowlevel.Task, place: str, asks: str, below: _Below) -> Hashable:
+        name = task.name.partition(" ")[0]
+        if not below.counts:
+            return name, place, asks
+        if None in below.counts or len(below.seen) > ALIKE_MAX:
+            return None
+        return name, place, asks, next(iter(below.counts)) if len(below.seen) == 1 else frozenset(below.counts.items())
+
+    async def _below(self, nurseries: Sequence[trio.Nursery]) -> _Below:
+        first, *others = nurseries
+        below = await self._visit(first.child_tasks)
+        for nursery in others:
+            more = await self._visit(nursery.child_tasks)
+            below.seen.extend(more.seen)
+            for kind, count in more.counts.items():
+                below.counts[kind] = below.counts.get(kind, 0) + count
         return below
 
     async def below(self, root: trio.lowlevel.Task) -> tuple[TaskNode, ...]:
         """A task with all that is below it; nothing when it has ended."""
-        return tuple([await self._node(seen) for seen in await self._visit((root,))])
+        return tuple([await self._node(seen) for seen in (await self._visit((root,))).seen])
 
     async def roots(self, main: trio.lowlevel.Task) -> tuple[TaskNode, ...]:
         """What is below the root task: the program, and Trio's own tasks, which have names in brackets."""
         below = await self._below(main.child_nurseries)
-        return await self._listed([seen for seen in below if self.everything or not seen.task.name.startswith("<")])
+        seen = [seen for seen in below.seen if self.everything or not seen.task.name.startswith("<")]
+        return await self._listed(_Below(seen, below.counts))
 
     async def _node(self, seen: _Seen, alike: int = 0) -> TaskNode:
         """As plain data, with all that is listed below it."""
@@ -174,22 +188,31 @@ class _Walk:
             asks=seen.asks,
             actor=None if actor is None else _brief(self.actors.get(actor)),
             alike=alike,
-            children=await self._listed(seen.below) if seen.below else (),
+            children=await self._listed(seen.below) if seen.below.seen else (),
         )
 
-    async def _listed(self, visited: Sequence[_Seen]) -> tuple[TaskNode, ...]:
+    async def _listed(self, below: _Below) -> tuple[TaskNode, ...]:
         """Those that are worth a line each, and of many that are alike the first with the number of the others."""
-        if self.everything or len(visited) <= ALIKE_MAX:
-            return tuple([await self._node(seen) for seen in visited])
-        counts = Counter([seen.kind for seen in visited])
         listed, told = [], set[Hashable]()
-        for seen in visited:
-            if seen.kind is None or counts[seen.kind] <= ALIKE_MAX:
+        for seen in below.seen:
+            count = below.counts[seen.kind]
+            if seen.kind is None or self.everything or count <= ALIKE_MAX:
                 listed.append(await self._node(seen))
             elif seen.kind not in told:
                 told.add(seen.kind)
-                listed.append(await self._node(seen, counts[seen.kind] - 1))
+                listed.append(await self._node(seen, count - 1))
         return tuple(listed)
+
+
+def _only_child(nurseries: Sequence[trio.Nursery]) -> trio.lowlevel.Task | None:
+    """The task below another one, if it is the only one and has none below it: nearly all are so, or have none."""
+    if len(nurseries) > 1:
+        return None
+    tasks = nurseries[0].child_tasks
+    if len(tasks) != 1:
+        return None
+    (task,) = tasks
+    return None if task.child_nurseries else task
 
 
 def _brief(actor: ActorStatistics | None) -> ActorBrief | None:

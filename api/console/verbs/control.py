@@ -29,13 +29,16 @@ class ModelDone(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     state: str
     seconds: float
+    already: bool = False
+    """It was loaded before anybody asked here."""
 
 
 async def load(subject: Subject, words: Sequence[str]) -> ModelDone:
     """Wait until a model can be used; it is loaded once, whoever else asks. Raises `NotFound`, `ModelRefused`, `Unavailable`."""
     name, began = one_word(words, "load MODEL"), trio.current_time()
+    already = any(card.name == name and card.state == "loaded" for card in await subject.runtime.models())
     await subject.runtime.load(name)
-    return ModelDone(model=name, state="loaded", seconds=trio.current_time() - began)
+    return ModelDone(model=name, state="loaded", seconds=trio.current_time() - began, already=already)
 
 
 async def unload(subject: Subject, words: Sequence[str]) -> ModelDone:
@@ -49,6 +52,8 @@ def show_done(done: ModelDone) -> RenderableType:
     """A sentence."""
     from rich.text import Text
 
+    if done.already:
+        return Text(f"{done.model} is loaded already")
     memory = "; its memory is free" if done.state == "unloaded" else ""
     return Text(f"{done.model} is {done.state}, after {duration(done.seconds)}{memory}")
 

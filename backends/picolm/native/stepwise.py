@@ -3,8 +3,9 @@
 The native loop is the same; it is entered for one step at a time, with a table of its own, so that nobody hears of a step before all
 of it is there. The slots are filled once. Only what such slots ask for is added: neighbours keep every bit.
 
-The order between two steps: reports, then the step's row in the public table and the signal, then `accept`. So a constraint stands
-where the committed tokens have brought it, also after a failure.
+The order between two steps: reports, then the step's row in the public table, then `accept`. So a constraint stands where the
+committed tokens have brought it, also after a failure. The signal comes last, when the next step is about to begin: whoever hears of
+the step then has the interpreter for as long as the native loop computes, instead of holding up the lane, which needs it until then.
 
 As long as drafters have nothing to propose, and nobody needs anything else of Python, the native loop runs on the public table itself.
 """
@@ -49,6 +50,8 @@ class Stepwise:
         program.enter(self._single)
         self._history_length: NDArray[np.int64] = program.sampling.records["history_length"]
         self._before: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+        self._silent = False
+        """A step is there that nobody has been told of."""
         self._reading = set(self._constrained)
         """Constrained slots that may have more than one token pending: only a plan tells whether they draw in the next step."""
 
@@ -58,13 +61,24 @@ class Stepwise:
         Returns whether the job has to end although there may be steps left: see `guesses_left`.
         """
         control = self._table.control
-        while self._run_ahead() or self._step():
-            words = control.tolist()
-            if self._drafts.spent:
-                return True
-            if words[STOP] or words[TURN] or words[STEPS_DONE] >= words[STEPS_MAX]:
-                break
-        return False
+        try:
+            while self._run_ahead() or self._step():
+                words = control.tolist()
+                if self._drafts.spent:
+                    return True
+                if words[STOP] or words[TURN] or words[STEPS_DONE] >= words[STEPS_MAX]:
+                    break
+            return False
+        finally:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Whoever reads the table hears of its last step."""
+        if self._silent:
+            self._silent = False
+            descriptor = int(self._table.control[SIGNAL_FD])
+            if descriptor >= 0:
+                os.write(descriptor, ONE)
 
     def take_back(self) -> bool:
         """Put the slots back to where the last committed step left them; whether there was anything to take back."""
@@ -86,6 +100,7 @@ class Stepwise:
         control[STEPS_MAX] = min(steps_max, first + quiet)
         try:
             self._program.enter(table)
+            self._tell()
             self._program.go()
         finally:
             control[STEPS_MAX] = steps_max
@@ -107,6 +122,7 @@ class Stepwise:
         self._drafts.put()
         self._ask_constraints()
         single.control[STEPS_DONE] = 0
+        self._tell()
         program.go()
         if not single.control[STEPS_DONE]:
             self._before = None
@@ -144,10 +160,8 @@ class Stepwise:
         table.commit(evaluated, drawn)
         self._before = None
         self._drafts.settle(evaluated, drawn, runs)
+        self._silent = True
         proposed = self._drafts.end_step()
-        descriptor = int(table.control[SIGNAL_FD])
-        if descriptor >= 0:
-            os.write(descriptor, ONE)
         for slot in self._constrained:
             constraint, token = table.constraint[slot], drawn[slot]
             if token != NOT_DRAWN:

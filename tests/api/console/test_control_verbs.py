@@ -32,7 +32,9 @@ async def test_a_load_is_answered_when_the_model_can_be_used_and_an_unload_when_
         subject = Subject(runtime=runtime)
         loaded = await run(subject, "load", "toy")
         assert (loaded.model, loaded.state) == ("toy", "loaded") and loaded.seconds >= 4.0
-        assert (await run(subject, "load", "toy")).seconds == 0 and backend.loads == 1
+        again = await run(subject, "load", "toy")
+        assert again.already and not loaded.already and backend.loads == 1
+        assert "is loaded already" in shown("load", again) and "is loaded, after" in shown("load", loaded)
         unloaded = await run(subject, "unload", "toy")
         assert unloaded.state == "unloaded" and backend.engine.closed
         assert "its memory is free" in shown("unload", unloaded)

@@ -15,7 +15,15 @@ from llguidance import LLExecutor
 
 from tests.backends.grammar.conftest import TOY_SIZE, accepts, allowed, compiled, feed, walk
 from tests.backends.grammar.test_limits_of_an_answer import HEAVY
-from tripower.backends.grammar import GrammarConstraint, GrammarVocabulary, automaton, compile_constraint, formats, grammar_vocabulary, json_schema_rule
+from tripower.backends.grammar import (
+    GrammarConstraint,
+    GrammarVocabulary,
+    automaton,
+    compile_constraint,
+    formats,
+    grammar_vocabulary,
+    json_schema_rule,
+)
 from tripower.backends.text.layer import GgufTextLayer
 from tripower.backends.toy.engine import END
 from tripower.backends.toy.text import ToyText
@@ -206,10 +214,18 @@ def test_a_model_that_cannot_end_a_text_is_held_to_no_format() -> None:
 
 
 @pytest.mark.parametrize("cores", [1, 2])
-def test_masks_made_together_are_those_made_one_by_one(cores: int, toy: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masks_made_together_are_those_made_one_by_one(
+    cores: int, toy: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(formats, "LEXER_STATES_MAX", 5000)
     monkeypatch.setattr(automaton, "_executor", lambda: LLExecutor(cores) if cores > 1 else None)
-    asked: list[Any] = [ANYTHING, {"type": "object"}, {"type": "array", "items": {"type": "string"}}, RegexFormat("ab?c"), HEAVY]
+    asked: list[Any] = [
+        ANYTHING,
+        {"type": "object"},
+        {"type": "array", "items": {"type": "string"}},
+        RegexFormat("ab?c"),
+        HEAVY,
+    ]
     together = [compiled(each, toy).new_constraint() for each in asked]
     alone = [compiled(each, toy).new_constraint() for each in asked]
     draws = random.Random(3)

@@ -175,7 +175,10 @@ def refuse(*arguments: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize(
     "obstacle",
-    ["os.replace", *(pytest.param(obstacle, marks=pytest.mark.long) for obstacle in ("a file in its place", "tempfile.mkstemp"))],
+    [
+        "os.replace",
+        *(pytest.param(obstacle, marks=pytest.mark.long) for obstacle in ("a file in its place", "tempfile.mkstemp")),
+    ],
 )
 def test_a_cache_that_cannot_be_written_costs_time_and_nothing_else(
     obstacle: str, path: Path, load_native: Any, cache: Path, work: dict[str, int], monkeypatch: pytest.MonkeyPatch

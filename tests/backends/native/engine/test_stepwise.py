@@ -265,6 +265,28 @@ def test_a_step_is_told_of_once_and_with_all_its_reports(engine: NativeEngine, m
         os.close(descriptor)
 
 
+def test_a_step_is_told_of_when_the_next_one_needs_python_no_more(
+    engine: NativeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened: list[str] = []
+
+    class Noting(Picky):
+        def mask(self) -> Any:
+            happened.append("mask")
+            return super().mask()
+
+        def accept(self, token: int) -> None:
+            happened.append("accept")
+            super().accept(token)
+
+    monkeypatch.setattr(stepwise.os, "write", lambda descriptor, data: happened.append("tell"))
+    engine.open_sequence(0)
+    table = new_table(engine, msgspec.structs.replace(CONSTRAINED, prompt_logprobs=-1).slot(constraint=Noting(5)))
+    table.set_signal_fd(1)
+    list(engine.run(table))
+    assert happened == ["mask", *["accept", "mask", "tell"] * (CONSTRAINED.remaining - 1), "accept", "tell"]
+
+
 def test_what_one_job_asked_for_is_gone_in_the_next(engine: NativeEngine) -> None:
     expected = expected_answer(engine, PLAIN).drawn
     run(engine, CONSTRAINED)
