@@ -95,7 +95,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+FIRST = {architecture: variant for variant, (architecture, _) in reversed(VARIANTS.items())}
+"""The first variant of each architecture; the others are long."""
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [*FIRST.values(), *(pytest.param(each, marks=pytest.mark.long) for each in VARIANTS if each not in FIRST.values())],
+)
 def test_tiny_logits_of_the_torch_reference_equal_those_of_llamacpp(
     variant: str, tiny_model: Any, load_torch: Any, llamacpp: Any
 ) -> None:

@@ -139,7 +139,7 @@ def cut(slot: int, first: int, end: int, rows: int) -> list[Item]:
     return [(slot, position, min(rows, end - position)) for position in range(first, end, rows)]
 
 
-@pytest.mark.parametrize("window", [0, 1, 50, 64, 100])
+@pytest.mark.parametrize("window", [0, 50, *(pytest.param(window, marks=pytest.mark.long) for window in (1, 64, 100))])
 @pytest.mark.parametrize("shape", SHAPES, ids=name_of)
 def test_rows_of_ragged_sequences_are_those_of_float64(build_kernel: Any, shape: AttentionShape, window: int) -> None:
     held = Held(shape, [200, 1, 64, 131])

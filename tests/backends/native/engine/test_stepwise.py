@@ -279,7 +279,7 @@ def test_a_step_is_told_of_when_the_next_one_needs_python_no_more(
             happened.append("accept")
             super().accept(token)
 
-    monkeypatch.setattr(stepwise.os, "write", lambda descriptor, data: happened.append("tell"))
+    monkeypatch.setattr("tripower.backends.picolm.native.stepwise.os.write", lambda descriptor, data: happened.append("tell"))
     engine.open_sequence(0)
     table = new_table(engine, msgspec.structs.replace(CONSTRAINED, prompt_logprobs=-1).slot(constraint=Noting(5)))
     table.set_signal_fd(1)
