@@ -13,13 +13,13 @@ import os
 import subprocess
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tripower.runtime.introspection.frames import thread_frames
 from tripower.runtime.kernel.errors import Unavailable
 
 REFERENCE = Path(__file__).parent / "references" / "llamacpp.py"
@@ -57,9 +57,8 @@ def lanes_end_with_their_test() -> Iterator[None]:
     yield
     left = [thread for thread in threading.enumerate() if thread.name.startswith("tripower-lane") and thread not in before]
     if left:
-        frames = sys._current_frames()
-        stacks = ["".join(traceback.format_stack(frames[thread.ident])) for thread in left if thread.ident in frames]
-        pytest.fail(f"{[thread.name for thread in left]} go on:\n" + "\n".join(stacks))
+        stacks = [f"{thread.name}: " + "\n  ".join(map(str, thread_frames(thread.ident or 0))) for thread in left]
+        pytest.fail("these go on:\n" + "\n".join(stacks))
 
 
 @pytest.fixture(scope="session")

@@ -34,7 +34,9 @@ def _executor() -> LLExecutor | None:
 
 
 class GrammarConstraint:
-    """Implements `ExplainedConstraint` and `PreparedConstraint` of `runtime.engine.constraint`: a few microseconds for a token, up to some milliseconds where a string begins.
+    """Implements `ExplainedConstraint` and `PreparedConstraint` of `runtime.engine.constraint`.
+
+    It takes a few microseconds for a token, up to some milliseconds where a string begins.
 
     It never raises. Where llguidance gives up on a text (a limit of `formats.parser_limits` is hit), the mask allows the end tokens if
     the text may end there, and nothing otherwise; then `exhausted` says why.

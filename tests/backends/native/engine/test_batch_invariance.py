@@ -95,7 +95,7 @@ def batches(data: st.DataObject, lengths: list[int]) -> Iterator[list[int]]:
         left = [rest - size for rest, size in zip(left, sizes, strict=True)]
 
 
-@settings(max_examples=30, **CALM)
+@settings(max_examples=60, **CALM)
 @given(data=st.data())
 def test_bits_do_not_depend_on_the_company_of_a_row(data: st.DataObject, kept_engine: Any, expected_logits: Any) -> None:
     model, element = data.draw(st.sampled_from(list(MODELS))), data.draw(st.sampled_from(["f32", "f16"]))
@@ -140,7 +140,7 @@ def open_with_prefixes(data: st.DataObject, engine: NativeEngine, seeds: list[in
             engine.trim(number, data.draw(st.integers(0, written - 1)))
 
 
-@settings(max_examples=20, **CALM)
+@settings(max_examples=40, **CALM)
 @given(data=st.data())
 def test_what_is_drawn_does_not_depend_on_batch_budget_or_threads(data: st.DataObject, kept_engine: Any) -> None:
     model = data.draw(st.sampled_from(list(MODELS)))
