@@ -121,21 +121,21 @@ class FakeGeneration:
     async def _receive(self) -> list[GenerationEvent]:
         while True:
             step = next(self._steps)
-            if isinstance(step, BaseException):
-                raise step
-            if isinstance(step, trio.Event):
-                await step.wait()
-                continue
-            if not isinstance(step, float | int):
-                await trio.lowlevel.checkpoint()
-                return list(step)
-            self._steps = iter([max(0.0, step), *self._steps])
             began = trio.current_time()
             try:
-                await trio.sleep(next(self._steps))  # type: ignore[arg-type]
+                if isinstance(step, BaseException):
+                    raise step
+                if isinstance(step, trio.Event):
+                    await step.wait()
+                elif isinstance(step, float | int):
+                    await trio.sleep(max(0.0, step))
+                else:
+                    await trio.lowlevel.checkpoint()
+                    return list(step)
             except trio.Cancelled:
-                # A pause that was interrupted, say for a keep-alive comment, goes on afterwards.
-                self._steps = iter([step - (trio.current_time() - began), *self._steps])
+                # A step that was interrupted, say for a keep-alive comment, goes on afterwards. Nothing of it is lost.
+                rest = step - (trio.current_time() - began) if isinstance(step, float | int) else step
+                self._steps = iter([rest, *self._steps])
                 raise
 
 
