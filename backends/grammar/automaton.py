@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Self
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher
+from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from tripower.backends.grammar.vocabulary import GrammarVocabulary
 from tripower.runtime.engine.constraint import TokenMask
-from tripower.runtime.host import read_host_limits
 
 _NOTHING, _TEXT, _END = range(3)
 NO_TEXT = "no text of the format goes on from there"
@@ -26,17 +23,8 @@ _LIMITS = {
 """What llguidance says when it stops → what that means."""
 
 
-@cache
-def _executor() -> LLExecutor | None:
-    """The threads that make masks, one for each core; None where there is only one. They sleep while there is none to make."""
-    cores = read_host_limits().cores
-    return LLExecutor(cores) if cores > 1 else None
-
-
 class GrammarConstraint:
-    """Implements `ExplainedConstraint` and `PreparedConstraint` of `runtime.engine.constraint`.
-
-    It takes a few microseconds for a token, up to some milliseconds where a string begins.
+    """Implements `runtime.engine.ExplainedConstraint`: a few microseconds for a token, up to some milliseconds where a string begins.
 
     It never raises. Where llguidance gives up on a text (a limit of `formats.parser_limits` is hit), the mask allows the end tokens if
     the text may end there, and nothing otherwise; then `exhausted` says why.
@@ -65,31 +53,12 @@ class GrammarConstraint:
         """What may come next. The same array each time; it holds until `accept`."""
         if not self._fresh:
             self._matcher.unsafe_compute_mask_ptr(self._address, self._words.nbytes)
-            self._judge()
+            broken = self._matcher.is_error()
+            if broken:
+                self._give_up()
+            self.exhausted = "" if self._words.max() else self._reason() if broken else NO_TEXT
+            self._fresh = True
         return self._words
-
-    @classmethod
-    def prepare_masks(cls, constraints: Sequence[Self]) -> None:
-        """Those that are not there yet, on all cores: between two steps nobody else has work for them."""
-        stale = [each for each in constraints if not each._fresh and not each._matcher.is_error()]
-        stale = [each for each in stale if each._words.nbytes == stale[0]._words.nbytes]
-        executor = _executor()
-        if len(stale) < 2 or executor is None:
-            return
-        masks = np.empty((len(stale), len(stale[0]._words)), np.uint32)
-        matchers = [(each._matcher, row) for row, each in enumerate(stale)]
-        executor.unsafe_compute_mask_ptr(matchers, masks.ctypes.data, masks[0].nbytes, len(stale))
-        for each, row in zip(stale, masks, strict=True):
-            each._words[:] = row
-            each._judge()
-
-    def _judge(self) -> None:
-        """The matcher has written the mask: say whether it is one."""
-        broken = self._matcher.is_error()
-        if broken:
-            self._give_up()
-        self.exhausted = "" if self._words.any() else self._reason() if broken else NO_TEXT
-        self._fresh = True
 
     def accept(self, token: int) -> None:
         """Go on behind `token`. One that ends the text, or that the mask did not allow, changes nothing."""

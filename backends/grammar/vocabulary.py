@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 CONTROL_MARK = b"\xff"
 """Not a byte of UTF-8, so no text can be taken for a control token."""
 
+_IN_STRINGS = r'[^"\\\x00-\x1F\x7F]'
+SLICES = [r"[\x20\x0A\x0D\x09]+", *(f"{_IN_STRINGS}{{1,{length}}}" for length in (3, 6, 10, 16, 30)), f"{_IN_STRINGS}+"]
+"""Kinds of tokens that llguidance allows together, without a look at each, where all of a kind may come next: in JSON's strings those of
+at most so many characters. In a string of bounded length fewer and fewer kinds may, so there are more of them than by default."""
+
 
 class GrammarVocabulary:
     """Made once for a model; safe to use from any thread. `size` is that of the masks, in tokens."""
@@ -39,7 +44,7 @@ class GrammarVocabulary:
         self.size = size
         self.ends = frozenset(ends)
         tokens = [_as_known(layer, token, token in self.ends) for token in range(size)]
-        self.tokenizer = LLTokenizer(TokenizerWrapper(_Tokens(tokens, ends[0])), eos_token=ends)
+        self.tokenizer = LLTokenizer(TokenizerWrapper(_Tokens(tokens, ends[0])), eos_token=ends, slices=SLICES)
         self.compiled: OrderedDict[str, CompiledFormat] = OrderedDict()
         """What was compiled for it lately; see `formats.compile_format`."""
         self.lock = threading.Lock()

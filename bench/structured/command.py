@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_model_options(parser)
     parser.add_argument("--documents", type=int, default=10, metavar="N", help="answers to each of the fifty schemas (10)")
     parser.add_argument(
-        "--rounds", type=int, default=5, metavar="N", help="rounds of three blocks of tokens with and without a schema (5)"
+        "--rounds", type=int, default=11, metavar="N", help="rounds of three blocks of tokens with and without a schema (11)"
     )
     parser.add_argument("--threads", type=int, metavar="N", help="threads of the engine (the cores of this process)")
     add_report_options(parser)

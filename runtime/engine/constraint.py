@@ -7,7 +7,7 @@ come next, and is told which one came. It is made off the lane, and belongs to t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, Self, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -68,15 +68,6 @@ class Constraint(Protocol):
 
     def take_back(self, count: int) -> None:
         """The last `count` tokens that `accept` was told of have not come after all."""
-
-
-@runtime_checkable
-class PreparedConstraint(Constraint, Protocol):
-    """One whose masks are sooner there when those of many are made at once."""
-
-    @classmethod
-    def prepare_masks(cls, constraints: Sequence[Self]) -> None:
-        """Make the masks of some of these, as many as it can. `mask` makes what is missing, and says what is wrong with it."""
 
 
 @runtime_checkable

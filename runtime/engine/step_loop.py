@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tripower.runtime.engine.constraint import Constraint, PreparedConstraint, TokenMask
+from tripower.runtime.engine.constraint import Constraint, TokenMask
 from tripower.runtime.engine.drafts import ask_draft, masks_along, share_rows, tell_drafter
 from tripower.runtime.engine.logprobs import NO_LOGPROBS, RowReport
 from tripower.runtime.engine.step_table import INVALID_LOGITS, NOT_DRAWN, StepTable
@@ -54,9 +54,6 @@ def run_steps(engine: StepEngine, table: StepTable) -> Iterator[None]:
         taking = [slot for slot, count in enumerate(counts) if count]
         if not taking:
             return
-        prepare_masks(
-            [each for slot in taking if (each := table.constraint[slot]) is not None and _draws(table, slot, counts[slot])]
-        )
         rows = [slot_row(table, slot, counts[slot], drafts.get(slot, ())) for slot in taking]
         _commit(table, counts, taking, rows, _evaluate(engine, rows))
         if any(table.pending):
@@ -132,7 +129,7 @@ def slot_row(table: StepTable, slot: int, count: int, drafts: Sequence[int] = ()
     from tripower.runtime.engine.contract import StepRow
 
     pending, position = table.pending[slot], int(table.position[slot])
-    draw = _draws(table, slot, count)
+    draw = count == len(pending) and int(table.remaining[slot]) > 0
     in_prompt = table.prompt_logprobs[slot] != NO_LOGPROBS and position < table.prompt_length[slot]
     told = in_prompt or (draw and table.logprobs[slot] != NO_LOGPROBS)
     constraint = table.constraint[slot]
@@ -157,11 +154,6 @@ def slot_row(table: StepTable, slot: int, count: int, drafts: Sequence[int] = ()
     )
 
 
-def _draws(table: StepTable, slot: int, count: int) -> bool:
-    """Whether a slot draws a token behind `count` of its pending ones."""
-    return count == len(table.pending[slot]) and int(table.remaining[slot]) > 0
-
-
 def _plannable(table: StepTable) -> list[int]:
     """Tokens that each slot may evaluate in the next step: logits of the prompt's rows are kept for a part of it at a time."""
     left, most = SCORED_ROWS_MAX, []
@@ -174,17 +166,6 @@ def _plannable(table: StepTable) -> list[int]:
             left -= count
         most.append(count)
     return most
-
-
-def prepare_masks(constraints: Sequence[Constraint]) -> None:
-    """Let those that will be asked in this step, and can, make their masks together. What goes wrong is for `ask_mask` to find."""
-    kinds: dict[type[PreparedConstraint], list[PreparedConstraint]] = {}
-    for constraint in constraints:
-        if isinstance(constraint, PreparedConstraint):
-            kinds.setdefault(type(constraint), []).append(constraint)
-    for kind, alike in kinds.items():
-        if len(alike) > 1:
-            kind.prepare_masks(alike)
 
 
 def ask_mask(constraint: Constraint) -> TokenMask:

@@ -77,6 +77,8 @@ class StepDrafts:
         """Ask for the next step's guesses and put them behind their slots' last tokens."""
         program, table, slots = self._program, self._table, self._program.slots
         self.proposed, self._told = {}, {}
+        if not self.slots:
+            return
         pending = ((slots.end - slots.next) * slots.alive)[: table.slots].tolist()
         asking = [slot for slot in self.slots if pending[slot] == 1 and slots.output_index[slot] > 0]
         if not asking:
@@ -153,7 +155,8 @@ class StepDrafts:
 
     def end_step(self) -> dict[int, list[int]]:
         """The step is committed; what it had as guesses."""
-        self._program.slots.drop_drafts(list(self.proposed))
+        if self.proposed:
+            self._program.slots.drop_drafts(list(self.proposed))
         proposed, self.proposed, self._told, self._spent = self.proposed, {}, {}, 0.0
         return proposed
 

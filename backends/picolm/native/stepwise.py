@@ -26,7 +26,7 @@ from tripower.backends.sampling import LOGPROB_MIN, is_banning
 from tripower.runtime.engine import RowReport, StepRow, StepTable, TokenLogprobs
 from tripower.runtime.engine.drafts import tell_drafter
 from tripower.runtime.engine.logprobs import NO_LOGPROBS
-from tripower.runtime.engine.step_loop import ask_mask, prepare_masks
+from tripower.runtime.engine.step_loop import ask_mask
 from tripower.runtime.engine.step_table import NOT_DRAWN, SIGNAL_FD, SLOTS, STEPS_DONE, STEPS_MAX, STOP, TURN
 
 ONE = (1).to_bytes(8, sys.byteorder)
@@ -135,15 +135,11 @@ class Stepwise:
         program = self._program
         if self._reading:
             program.plan()
-        asked = {
-            slot: constraint
-            for slot in self._constrained
-            if (constraint := self._table.constraint[slot]) is not None
-            and (program.slots.draw_at[slot] >= 0 if self._reading else program.slots.alive[slot])
-        }
-        prepare_masks(list(asked.values()))
-        for slot, constraint in asked.items():
-            program.sampling.set_mask(slot, ask_mask(constraint))
+        for slot in self._constrained:
+            constraint = self._table.constraint[slot]
+            draws = program.slots.draw_at[slot] >= 0 if self._reading else program.slots.alive[slot]
+            if constraint is not None and draws:
+                program.sampling.set_mask(slot, ask_mask(constraint))
 
     def _commit(self) -> None:
         table, single = self._table, self._single

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import random
 import weakref
 from typing import Any
 
@@ -11,19 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llguidance import LLExecutor
 
 from tests.backends.grammar.conftest import TOY_SIZE, accepts, allowed, compiled, feed, walk
-from tests.backends.grammar.test_limits_of_an_answer import HEAVY
-from tripower.backends.grammar import (
-    GrammarConstraint,
-    GrammarVocabulary,
-    automaton,
-    compile_constraint,
-    formats,
-    grammar_vocabulary,
-    json_schema_rule,
-)
+from tripower.backends.grammar import GrammarVocabulary, compile_constraint, grammar_vocabulary, json_schema_rule
 from tripower.backends.text.layer import GgufTextLayer
 from tripower.backends.toy.engine import END
 from tripower.backends.toy.text import ToyText
@@ -211,38 +200,3 @@ def test_a_model_that_cannot_end_a_text_is_held_to_no_format() -> None:
     with pytest.raises(InvalidRequest) as caught:
         compile_constraint(JsonObjectFormat(), Endless(), 257)
     assert caught.value.code == "unsupported_by_model"
-
-
-@pytest.mark.parametrize("cores", [1, 2])
-def test_masks_made_together_are_those_made_one_by_one(
-    cores: int, toy: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(formats, "LEXER_STATES_MAX", 5000)
-    monkeypatch.setattr(automaton, "_executor", lambda: LLExecutor(cores) if cores > 1 else None)
-    asked: list[Any] = [
-        ANYTHING,
-        {"type": "object"},
-        {"type": "array", "items": {"type": "string"}},
-        RegexFormat("ab?c"),
-        HEAVY,
-    ]
-    together = [compiled(each, toy).new_constraint() for each in asked]
-    alone = [compiled(each, toy).new_constraint() for each in asked]
-    draws = random.Random(3)
-    while not alone[-1].exhausted:
-        GrammarConstraint.prepare_masks(together)
-        for ours, expected in zip(together, alone, strict=True):
-            assert ours._fresh or cores == 1
-            assert ours.mask().tolist() == expected.mask().tolist() and ours.exhausted == expected.exhausted
-            if choices := allowed(expected.mask()):
-                token = draws.choice(choices)
-                ours.accept(token)
-                expected.accept(token)
-    assert "more states" in together[-1].exhausted and together[3].exhausted == ""
-
-
-def test_masks_of_several_vocabularies_are_made_in_turn(toy: GrammarVocabulary, smollm2: GrammarVocabulary) -> None:
-    constraints = [compiled(ANYTHING, vocabulary).new_constraint() for vocabulary in (toy, smollm2, toy)]
-    GrammarConstraint.prepare_masks(constraints)
-    for constraint, vocabulary in zip(constraints, (toy, smollm2, toy), strict=True):
-        assert constraint.mask().tolist() == compiled(ANYTHING, vocabulary).new_constraint().mask().tolist()
