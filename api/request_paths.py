@@ -10,7 +10,7 @@ Everything is read when somebody asks, and never for longer at once than the loo
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import attrs
@@ -39,9 +39,13 @@ class Located:
 async def request_paths(runtime: Runtime, active: Collection[Exchange]) -> list[RequestPath]:
     """Everything that waits or runs, the oldest first. `active` are the exchanges whose answer is not complete. Blocks for some turns."""
     located = await locate_requests(runtime, active)
-    paths = [each.path for each in located]
-    del located
-    await trio.lowlevel.checkpoint()  # to let go of a thousand takes its time as well
+    paths: list[RequestPath] = []
+    turns = Turns()
+    while located:  # to let go of a thousand takes its time as well
+        if turns.due():
+            await turns.give()
+        paths.append(located.pop().path)
+    paths.reverse()
     return paths
 
 
@@ -49,12 +53,17 @@ async def locate_requests(runtime: Runtime, active: Collection[Exchange]) -> lis
     """The same, with where each was found."""
     now = trio.current_time()
     queued = await queued_paths(runtime.system, now)
-    await trio.lowlevel.checkpoint()
-    index = _Index(queued)
-    await trio.lowlevel.checkpoint()
     turns = Turns()
+    index = _Index()
+    for each in queued:
+        if turns.due():
+            await turns.give()
+        index.put(each)
+    del queued
+    await turns.give()
     found: list[Located] = []
     exchanges = [each for each in active if asks_a_model(each)]
+    await turns.give()
     exchanges.sort(key=lambda each: not each.generations)  # who knows its tickets comes before who is looked for by its id
     for exchange in exchanges:
         if turns.due():
@@ -88,12 +97,14 @@ def printable(text: str) -> str:
 class _Index:
     """Who is in the queues, by ticket and by id; each is taken once."""
 
-    def __init__(self, queued: Iterable[Queued]) -> None:
-        self._by_ticket = {(each.path.model, each.ticket): each for each in queued}
+    def __init__(self) -> None:
+        self._by_ticket: dict[tuple[str, int], Queued] = {}
         self._by_id: defaultdict[str, list[Queued]] = defaultdict(list)
-        for each in self._by_ticket.values():
-            if each.path.id:
-                self._by_id[each.path.id].append(each)
+
+    def put(self, queued: Queued) -> None:
+        self._by_ticket[queued.path.model, queued.ticket] = queued
+        if queued.path.id:
+            self._by_id[queued.path.id].append(queued)
 
     def take(self, exchange: Exchange) -> Sequence[Queued]:
         """Those that are an exchange's."""

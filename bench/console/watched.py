@@ -61,6 +61,11 @@ async def longest_holds(console: ConsoleClient) -> tuple[float, float]:
     return ours * MILLI, others * MILLI
 
 
+async def forget_places(console: ConsoleClient) -> None:
+    """As if nobody had looked at the tree before."""
+    await _python(console, "__import__('tripower.runtime.introspection.task_tree', fromlist=['*']).PLACES.last.clear()")
+
+
 async def _python(console: ConsoleClient, line: str) -> str:
     answer = await console.call("py", [line], answer=LineAnswer)
     if answer.error:

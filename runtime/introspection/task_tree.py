@@ -14,12 +14,14 @@ from typing import NamedTuple
 import msgspec
 import trio
 
-from tripower.runtime.introspection.frames import ended, place_text
+from tripower.runtime.introspection.frames import PlaceLook, PlaceMemory, ended
 from tripower.runtime.introspection.turns import Turns
 from tripower.runtime.kernel import ActorStatistics, ActorSystem
 
 ALIKE_MAX = 5
 """More tasks than this that are alike are told as one."""
+PLACES = PlaceMemory()
+"""Of the last tree of all tasks."""
 
 
 class ActorBrief(msgspec.Struct, frozen=True, gc=False):
@@ -69,6 +71,7 @@ async def task_tree(system: ActorSystem, *, everything: bool = False, root: trio
         main = trio.lowlevel.current_root_task()
         assert main is not None, "inside of a Trio run"
         roots = await walk.roots(main)
+        walk.places.keep()
     else:
         roots = await walk.below(root)
     lost = tuple(_lost(each) for each in walk.actors.values() if each.state == "failed") if root is None else ()
@@ -115,6 +118,7 @@ class _Walk:
         self.actors = {each.name: each for each in system.statistics(details=False)}
         self._names = {cell.task: cell.name for cell in system.cells() if cell.task is not None}
         self._asks = askers(system)
+        self.places = PlaceLook(PLACES)
         self._turns = Turns()
         self._looking = trio.lowlevel.current_task()
 
@@ -124,7 +128,7 @@ class _Walk:
         for task in sorted(tasks, key=attrgetter("name")) if len(tasks) > 1 else tasks:
             if self._turns.due():
                 await self._turns.give()
-            place = place_text(task)
+            place = self.places.place(task)
             if not place and ended(task):
                 continue
             nurseries = task.child_nurseries
@@ -134,7 +138,7 @@ class _Walk:
                 below = await self._below(nurseries)
             else:
                 below = _Below([], {})
-                its_place = place_text(only)
+                its_place = self.places.place(only)
                 if its_place or not ended(only):
                     self._add(only, its_place, NOTHING_BELOW, below)
             self._add(task, place, below, found)

@@ -14,7 +14,18 @@ import trio.testing
 
 import tripower.actors.device
 import tripower.runtime.kernel.cell
-from tripower.runtime.introspection.frames import await_frames, ended, origin_of, place_of, place_text, thread_frames, with_text
+from tripower.runtime.introspection import frames
+from tripower.runtime.introspection.frames import (
+    PlaceLook,
+    PlaceMemory,
+    await_frames,
+    ended,
+    origin_of,
+    place_of,
+    place_text,
+    thread_frames,
+    with_text,
+)
 
 
 def line(function: Callable[..., Any], number: int) -> int:
@@ -140,3 +151,61 @@ async def test_lines_are_shown_as_they_are_written() -> None:
 )
 def test_whose_code_a_file_holds(file: str, origin: str, short: str) -> None:
     assert origin_of(file) == (origin, short)
+
+
+async def steps(go_on: list[trio.Event], *, task_status: trio.TaskStatus[trio.lowlevel.Task]) -> None:
+    task_status.started(trio.lowlevel.current_task())
+    await go_on[0].wait()
+    await go_on[1].wait()
+
+
+@pytest.fixture
+def walked(monkeypatch: pytest.MonkeyPatch) -> list[trio.lowlevel.Task]:
+    """The tasks whose coroutines somebody has walked through."""
+    tasks: list[trio.lowlevel.Task] = []
+    walk = frames.place_text
+
+    def place(task: trio.lowlevel.Task) -> str:
+        tasks.append(task)
+        return walk(task)
+
+    monkeypatch.setattr(frames, "place_text", place)
+    return tasks
+
+
+async def test_the_place_of_a_parked_task_is_remembered_until_it_runs(walked: list[trio.lowlevel.Task]) -> None:
+    memory, go_on = PlaceMemory(), [trio.Event(), trio.Event()]
+
+    def look(task: trio.lowlevel.Task) -> tuple[str, bool]:
+        walked.clear()
+        looked = PlaceLook(memory)
+        place = looked.place(task)
+        looked.keep()
+        assert place == place_text(task)
+        return place, bool(walked)
+
+    async with trio.open_nursery() as nursery:
+        task = await nursery.start(steps, go_on)
+        await trio.testing.wait_all_tasks_blocked()
+        first, _ = look(task)
+        assert first.endswith(f":{line(steps, 2)} in steps")
+        assert look(task) == (first, False)
+        go_on[0].set()  # it will run, and is where it was until then
+        assert look(task) == (first, False)
+        await trio.testing.wait_all_tasks_blocked()
+        second, _ = look(task)
+        assert second.endswith(f":{line(steps, 3)} in steps")
+        assert look(task) == (second, False)
+        PlaceLook(memory).keep()  # a look that has not met it
+        assert look(task) == (second, True)
+        go_on[1].set()
+    assert look(task) == ("", True)
+
+
+async def test_the_place_of_whoever_looks_is_never_remembered(walked: list[trio.lowlevel.Task]) -> None:
+    memory, looking = PlaceMemory(), trio.lowlevel.current_task()
+    for _ in range(2):
+        looked = PlaceLook(memory)
+        looked.place(looking)
+        looked.keep()
+    assert walked == [looking] * 2
