@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, cast
 
 from tripower.actors.runtime import Runtime
 from tripower.api.console.verb import Subject
-from tripower.api.console.verbs.record import record
+from tripower.api.console.verbs.record import ALL, record
 from tripower.runtime.introspection.recording import FlightRecording, Line, read_recording, write_lines
 
 
 async def recorded_lines(runtime: Runtime, *words: str) -> list[Line]:
-    """The lines of what `record` answers."""
+    """The lines of what `record` answers; without words, of all that the ring holds."""
+    return await lines_of_record(runtime, words or (ALL,))
+
+
+async def lines_of_record(runtime: Runtime, words: Sequence[str]) -> list[Line]:
+    """The lines of what `record` answers to these words."""
     lines: list[Line] = []
     async with aclosing(cast(Any, record(Subject(runtime=runtime), words))) as parts:
         async for part in cast(AsyncIterator[Any], parts):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +17,8 @@ from pathlib import Path
 from tripower.api.cli.terminal import is_terminal, note
 
 HISTORY_LINES_MAX = 1000
+LEFT_SECONDS = 60.0
+"""A file that is being written for longer than that is written by nobody any more."""
 Complete = Callable[[Sequence[str]], Sequence[str]]
 """What the last of some words could become."""
 
@@ -52,6 +55,7 @@ def history(path: Path) -> Iterator[None]:
     """
     import readline
 
+    _sweep(path)
     with suppress(OSError):
         readline.read_history_file(path)
     readline.set_history_length(HISTORY_LINES_MAX)
@@ -63,6 +67,15 @@ def history(path: Path) -> Iterator[None]:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
             path.chmod(0o600)
             readline.write_history_file(path)
+
+
+def _sweep(path: Path) -> None:
+    """Remove what readline leaves beside a history when it is killed while it writes one."""
+    long_ago = time.time() - LEFT_SECONDS
+    with suppress(OSError):
+        for left in path.parent.glob(f"{path.name}-*.tmp"):
+            if left.stat().st_mtime < long_ago:
+                left.unlink()
 
 
 def complete_with(complete: Complete) -> None:

@@ -39,13 +39,17 @@ class OpenCall:
         self._ended, self._error = True, error
         self._news.set()
 
+    async def wait(self) -> None:
+        """Block until there is an item, or the end. Can be cancelled without loss."""
+        while not self._items and not self._ended:
+            self._news = trio.Event()
+            await self._news.wait()
+
     def __aiter__(self) -> OpenCall:
         return self
 
     async def __anext__(self) -> msgspec.Raw:
-        while not self._items and not self._ended:
-            self._news = trio.Event()
-            await self._news.wait()
+        await self.wait()
         await trio.lowlevel.checkpoint()
         if self._items:
             return self._items.popleft()

@@ -58,6 +58,8 @@ class Verb:
     """The type of the answer, or of each item of the stream: what clients decode it as."""
     show: Callable[[Any], RenderableType] = str
     """What people see of an answer, or of an item. Runs in the client. Strings are shown as they are: styles are for `rich.text.Text`."""
+    failed: Callable[[Any], bool] = lambda answer: False
+    """Whether an answer tells of a failure: `tripower console -c` then ends with 1."""
     complete: Callable[[Subject], Sequence[str]] = lambda subject: ()
     """Words that the next argument could be."""
     seconds: float = VERB_SECONDS

@@ -103,6 +103,7 @@ VERBS = (
         run=run_line,
         answer=LineAnswer,
         show=show_answer,
+        failed=lambda answer: bool(answer.error),
         complete=_names,
         seconds=LINE_SECONDS_MAX + 10.0,
         raw=True,

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 PAYLOADS = "--payloads"
+ALL = "--all"
+LATEST = 50
+"""Of what the ring holds, for who does not ask for all of it."""
 SECONDS_MAX = 3600.0
 BATCH = 50
 """Records of one piece: less than 2 ms of the loop."""
@@ -31,15 +34,15 @@ Part: TypeAlias = Beginning | list[Passed | Noted] | Ending
 
 
 async def record(subject: Subject, words: Sequence[str]) -> AsyncIterator[Part]:
-    """A beginning, records in order, and an end: of what the ring holds, or of what passes in the next seconds.
+    """A beginning, records in order, and an end: of the latest that the ring holds or all of it, or of what passes in the next seconds.
 
     Raises `InvalidRequest` (`not_recording`) where there is no ring and no seconds are named.
     """
-    seconds, payloads = arguments_of(words)
+    seconds, payloads, everything = arguments_of(words)
     system = subject.runtime.system
     recorder = system.recording if isinstance(system.recording, Recorder) else None
     if recorder is not None and seconds is None:
-        async for part in _write(system, recorder, 0, 0.0, payloads=False):
+        async for part in _write(system, recorder, 0 if everything else max(0, recorder.last - LATEST), 0.0, payloads=False):
             yield part
         return
     if seconds is None:
@@ -65,23 +68,23 @@ async def record(subject: Subject, words: Sequence[str]) -> AsyncIterator[Part]:
             system.recording = None
 
 
-def arguments_of(words: Sequence[str]) -> tuple[float | None, bool]:
-    """How long, None for what the ring holds, and whether whole messages are wanted. Raises `InvalidRequest`."""
-    payloads = PAYLOADS in words
-    others = [word for word in words if word != PAYLOADS]
+def arguments_of(words: Sequence[str]) -> tuple[float | None, bool, bool]:
+    """How long, None for what the ring holds; whether whole messages are wanted; whether all of the ring. Raises `InvalidRequest`."""
+    payloads, everything = PAYLOADS in words, ALL in words
+    others = [word for word in words if word not in (PAYLOADS, ALL)]
     if not others:
         if payloads:
             raise InvalidRequest(f"what messages say is kept only while it is asked for: record SECONDS {PAYLOADS}")
-        return None, False
+        return None, False, everything
     try:
         seconds = float(others[0])
     except ValueError:
         seconds = -1.0
-    if len(others) > 1 or not 0 < seconds <= SECONDS_MAX:
+    if len(others) > 1 or everything or not 0 < seconds <= SECONDS_MAX:
         raise InvalidRequest(
-            f"record takes a number of seconds up to {SECONDS_MAX:g} and {PAYLOADS}, not {' '.join(others)[:100]!r}"
+            f"record takes {ALL}, or a number of seconds up to {SECONDS_MAX:g} and {PAYLOADS}, not {' '.join(words)[:100]!r}"
         )
-    return seconds, payloads
+    return seconds, payloads, False
 
 
 async def _write(system: ActorSystem, recorder: Recorder, after: int, seconds: float, *, payloads: bool) -> AsyncIterator[Part]:
@@ -144,7 +147,7 @@ def show(part: Part) -> RenderableType:
             return f"recording of process {part.pid}, tripower {part.version}"
         case Ending():
             missing = f", {part.missing} missing" if part.missing else ""
-            return f"{part.records} records{missing}; `tripower console record FILE` keeps them"
+            return f"{part.records} records{missing}; `record {ALL}` lists all that are kept, `tripower console record FILE` writes them down"
     return "\n".join(map(line_of, part))
 
 
@@ -152,7 +155,7 @@ VERBS = (
     Verb(
         name="record",
         summary="the messages that have passed lately, or that pass in the next seconds; `tripower console record FILE` keeps them",
-        usage=f"[SECONDS [{PAYLOADS}]]",
+        usage=f"[{ALL} | SECONDS [{PAYLOADS}]]",
         stream=record,
         answer=Part,
         show=show,

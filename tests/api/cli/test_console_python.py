@@ -9,9 +9,9 @@ import pytest
 import trio
 
 from tests.api.console.consoles import serving
-from tripower.api.cli import console_python
-from tripower.api.cli.console_python import INTERRUPTED, converse_in_python
-from tripower.api.cli.console_screen import Screen
+from tripower.api.cli.console import python_prompt
+from tripower.api.cli.console.python_prompt import INTERRUPTED, converse_in_python
+from tripower.api.cli.console.screen import Screen
 from tripower.api.cli.interrupts import Interrupts
 from tripower.api.console.client import open_console
 from tripower.api.console.verbs.python import VERBS
@@ -31,8 +31,8 @@ async def typed(
         assert callable(complete)
         completed.append(complete(["run"]))
 
-    monkeypatch.setattr(console_python, "read_line", read_line)
-    monkeypatch.setattr(console_python, "complete_with", complete_with)
+    monkeypatch.setattr(python_prompt, "read_line", read_line)
+    monkeypatch.setattr(python_prompt, "complete_with", complete_with)
     async with serving(folder, *VERBS, python=python) as server, open_console(str(server.path)) as console:
         interrupts = Interrupts(trio.CancelScope())
         await converse_in_python(console, Screen(as_json=False), interrupts, lambda words: words)

@@ -11,6 +11,7 @@ import select
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,8 @@ import trio
 
 from tests.api.children import COMMAND, PATIENCE, Child, environment, running
 from tripower.api.cli import exit_codes
+from tripower.api.cli.console import command
+from tripower.api.cli.line_editor import LEFT_SECONDS
 from tripower.api.cli.program import main
 from tripower.api.console.client import ServerGone, open_console
 from tripower.api.console.verbs import MODULES, all_verbs, verbs_of
@@ -67,6 +70,24 @@ def test_programs_get_a_json_value_a_line_and_a_refusal_in_its_place(console: Pa
     assert err == "tripower: 'hlep' is no verb (did you mean help?): `help` lists them\n"
 
 
+@pytest.mark.parametrize("json_asked", [False, True])
+def test_a_line_of_python_that_raises_is_a_failure(json_asked: bool, console: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    options = ["--json"] if json_asked else []
+    assert main(["console", *options, "-c", "py 1 / 0", "-c", "py 6 * 7"]) == exit_codes.REFUSED
+    out, _ = capfd.readouterr()
+    assert "ZeroDivisionError" in out and "42" in out
+    assert main(["console", *options, "-c", "py 6 * 7"]) == exit_codes.OK
+
+
+def test_an_answer_that_takes_its_time_is_announced(
+    console: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "NOTE_SECONDS", 0.0)
+    assert main(["console", "-c", "py await trio.sleep(0.05)"]) == exit_codes.OK
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "py takes its time: still waiting\n")
+
+
 def test_lines_that_are_piped_in_are_verbs(
     console: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, server: tuple[Child, str, Path]
 ) -> None:
@@ -88,6 +109,10 @@ def test_where_nobody_answers_the_exit_status_says_so(
 def test_a_person_has_a_prompt_with_completion_and_a_history_of_their_own(console: Path, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     variables = environment(tmp_path, TERM="dumb", TRIPOWER_RUNTIME_DIR=str(console))
+    left, written = tmp_path / "console_history-1.tmp", tmp_path / "console_history-2.tmp"
+    for path in (left, written):  # a console that was killed while it wrote its history; one that is writing
+        path.touch()
+    os.utime(left, times=(0.0, time.time() - LEFT_SECONDS - 1.0))
     with subprocess.Popen([*COMMAND, "console"], stdin=theirs, stdout=theirs, stderr=theirs, env=variables) as process:
         os.close(theirs)
         said = b""
@@ -112,6 +137,7 @@ def test_a_person_has_a_prompt_with_completion_and_a_history_of_their_own(consol
     kept = tmp_path / "console_history"
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert kept.read_text().splitlines() == ["help help", "nothing"]
+    assert written.exists() and not left.exists()
 
 
 def test_consoles_see_a_server_drain_and_are_told_of_its_end(server: tuple[Child, str, Path]) -> None:
@@ -146,7 +172,7 @@ def test_consoles_see_a_server_drain_and_are_told_of_its_end(server: tuple[Child
 
 def test_asking_loads_no_runtime(tmp_path: Path) -> None:
     program = (
-        "import sys, tripower.api.cli.console\n"
+        "import sys, tripower.api.cli.console.command\n"
         "from tripower.api.console.verbs import find_verb\n"
         "assert all(find_verb(name).name == name for name in ('help', 'ps', 'requests'))\n"
         f"print([name for name in {HEAVY!r} if name in sys.modules])\n"

@@ -17,7 +17,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.api.console.consoles import call, raw_client, serving
-from tripower.api.cli.console_screen import Screen, harmless
+from tripower.api.cli.console.screen import Screen, harmless
 from tripower.api.cli.line_editor import read_line
 from tripower.api.cli.program import _say
 from tripower.api.cli.terminal import note

@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from tests.api.children import running
-from tripower.api.cli import console_view, exit_codes
+from tripower.api.cli import exit_codes
+from tripower.api.cli.console import view as view_command
 from tripower.api.cli.program import main
 from tripower.runtime.introspection.recording import read_recording
 
@@ -145,8 +146,8 @@ def test_keys_step_through_it(flight: Path, monkeypatch: pytest.MonkeyPatch, cap
         prompts.append(prompt)
         return next(typed)
 
-    monkeypatch.setattr(console_view, "read_line", read)
-    monkeypatch.setattr(console_view, "is_terminal", lambda stream: True)
+    monkeypatch.setattr(view_command, "read_line", read)
+    monkeypatch.setattr(view_command, "is_terminal", lambda stream: True)
     code, out, err = view(capfd, str(flight))
     assert code == exit_codes.OK and next(typed) == "never"
     assert prompts[:4] == ["#1> ", "#2> ", "#3> ", "#2> "] and prompts[4] == "#1> "

@@ -10,9 +10,9 @@ import trio
 import trio.testing
 
 from tests.actors.rigs import complete, open_toy, warm_up
-from tests.recordings import recorded_lines, through_file
+from tests.recordings import lines_of_record, recorded_lines, through_file
 from tripower.actors.replay.rerun import replay
-from tripower.api.console.verbs.record import BATCH, VERBS, arguments_of, show
+from tripower.api.console.verbs.record import BATCH, LATEST, VERBS, arguments_of, show
 from tripower.runtime.introspection.recorder import Recorder
 from tripower.runtime.introspection.recording import Beginning, Ending, Line, Passed, write_lines
 from tripower.runtime.kernel import InvalidRequest
@@ -57,6 +57,20 @@ async def test_a_ring_that_was_overwritten_begins_later_and_misses_nothing_behin
     ending = lines[-1]
     assert isinstance(ending, Ending)
     assert ending.records + ending.missing == passed[-1].number - min(line.number for line in lines[1:-1]) + 1  # type: ignore[union-attr]
+
+
+async def test_who_does_not_ask_for_all_gets_the_latest(autojump_clock: trio.testing.MockClock) -> None:
+    async with open_toy(recorder_entries=1000) as (runtime, _):
+        await warm_up(runtime)
+        for _ in range(20):
+            await complete(runtime)
+        lines = await recorded_lines(runtime)
+        latest = await lines_of_record(runtime, ())
+    assert len(lines) - 2 > LATEST
+    assert latest[1:-1] == lines[-LATEST - 1 : -1]
+    ending = latest[-1]
+    assert isinstance(ending, Ending) and (ending.records, ending.missing) == (LATEST, 0)
+    assert "record --all" in str(show(ending))
 
 
 async def test_seconds_record_what_passes_from_now_on(autojump_clock: trio.testing.MockClock, tmp_path: Path) -> None:
@@ -127,6 +141,7 @@ async def test_prompts_are_in_it_only_when_they_are_asked_for(autojump_clock: tr
         (("nan",), "a number of seconds"),
         (("3601",), "a number of seconds"),
         (("1", "2"), "a number of seconds"),
+        (("1", "--all"), "a number of seconds"),
     ],
 )
 def test_words_that_make_no_sense_are_refused(words: tuple[str, ...], why: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tripower.api.cli.console_screen import Screen
+from tripower.api.cli.console.screen import Screen
 from tripower.api.cli.interrupts import Interrupts
 from tripower.api.cli.line_editor import Complete, complete_with, read_line
 from tripower.api.cli.terminal import note

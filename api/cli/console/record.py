@@ -19,6 +19,7 @@ from tripower.api.cli import exit_codes
 from tripower.api.cli.interrupts import Interrupts, run_until_interrupted
 from tripower.api.cli.terminal import note, tolerate_any_text
 from tripower.api.console.client import open_console
+from tripower.api.console.verbs.record import ALL
 from tripower.runtime.kernel.errors import InvalidRequest
 from tripower.runtime.store.durable import publish_file
 
@@ -56,7 +57,7 @@ def whole_file(final: Path) -> Iterator[BinaryIO]:
 
 async def keep(arguments: argparse.Namespace, file: BinaryIO, interrupts: Interrupts) -> int:
     """Write what `record` answers; returns how many records there are."""
-    words = [f"{arguments.seconds:g}"] if arguments.seconds else []
+    words = [f"{arguments.seconds:g}"] if arguments.seconds else [ALL]
     words += ["--payloads"] if arguments.payloads else []
     count = 0
     async with open_console(arguments.target) as console, console.open_call("record", words) as call:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tripower.api.cli.terminal import is_terminal
-from tripower.api.console.client import decoded
+from tripower.api.console.client import UnknownAnswer, decoded
 from tripower.api.console.protocol import Hello
 from tripower.runtime.kernel.errors import InvalidRequest, TripowerError
 
@@ -65,6 +65,17 @@ class Screen:
 
         width = None if is_terminal(sys.stdout) else width_of(os.environ.get("COLUMNS", ""))
         return Console(width=width, markup=False, highlight=False, emoji=False)
+
+
+def tells_of_failure(verb: str, value: msgspec.Raw, hello: Hello) -> bool:
+    """Whether a verb's answer says that something went wrong, as far as we know this verb."""
+    from tripower.api.console.verbs import find_verb
+
+    try:
+        known = find_verb(verb)
+        return known.failed(decoded(value, known.answer, hello))
+    except (InvalidRequest, UnknownAnswer):  # a server of another version
+        return False
 
 
 def width_of(columns: str) -> int:

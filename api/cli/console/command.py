@@ -11,8 +11,10 @@ import sys
 from contextlib import ExitStack
 from functools import partial
 
+import trio
+
 from tripower.api.cli import exit_codes
-from tripower.api.cli.console_screen import Screen
+from tripower.api.cli.console.screen import Screen, tells_of_failure
 from tripower.api.cli.interrupts import Interrupts, run_until_interrupted
 from tripower.api.cli.line_editor import complete_with, history, read_line
 from tripower.api.cli.terminal import is_terminal, note, tolerate_any_text
@@ -23,10 +25,12 @@ PROMPT = "tripower> "
 HINT = "`help` lists what can be typed, Ctrl-D ends"
 LEAVE = ("quit", "exit")
 HISTORY = "console_history"
+NOTE_SECONDS = 1.0
+"""Of waiting for an answer without a word."""
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Attach, and answer what is asked. Returns the exit code: 1 when a verb was refused, but for a prompt."""
+    """Attach, and answer what is asked. Returns the exit code: 1 when a verb was refused or failed, but for a prompt."""
     tolerate_any_text()
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(errors="replace")
@@ -47,14 +51,14 @@ async def attend(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
             while (line := read_line("", "")) is not None:
                 if not await session.answer(line):
                     break
-    return exit_codes.REFUSED if session.refused else exit_codes.OK
+    return exit_codes.REFUSED if session.failures else exit_codes.OK
 
 
 async def converse(session: Session, console: ConsoleClient, interrupts: Interrupts) -> None:
     """A prompt until the person leaves. Raises `ServerGone`."""
-    from tripower.api.cli.console_completer import Completer  # nobody needs them who asks for one verb
-    from tripower.api.cli.console_python import VERB as PYTHON
-    from tripower.api.cli.console_python import converse_in_python
+    from tripower.api.cli.console.completer import Completer  # nobody needs them who asks for one verb
+    from tripower.api.cli.console.python_prompt import VERB as PYTHON
+    from tripower.api.cli.console.python_prompt import converse_in_python
     from tripower.runtime.store.home import home_directory
 
     hello = console.hello
@@ -81,7 +85,8 @@ class Session:
     def __init__(self, console: ConsoleClient, screen: Screen) -> None:
         self._console = console
         self.screen = screen
-        self.refused = 0
+        self.failures = 0
+        """Verbs that were refused, or whose answer tells of a failure."""
 
     async def answer(self, line: str) -> bool:
         """Ask what a line says and show the answer. False when it says to leave. Blocks. Raises `ServerGone`."""
@@ -92,17 +97,23 @@ class Session:
             if verb:
                 await self._ask(verb, words)
         except (ConsoleRefused, InvalidRequest) as error:
-            self.refused += 1
+            self.failures += 1
             self.screen.refuse(error)
         return True
 
     async def _ask(self, verb: str, words: list[str]) -> None:
         hello = self._console.hello
         async with self._console.open_call(verb, words) as call:
+            if verb not in hello.streams:
+                with trio.move_on_after(NOTE_SECONDS) as waited:
+                    await call.wait()
+                if waited.cancelled_caught:
+                    note(f"{verb} takes its time: still waiting")
             async for item in call:
                 self.screen.show(verb, item, hello)
             if verb not in hello.streams:
                 self.screen.show(verb, call.result, hello)
+                self.failures += tells_of_failure(verb, call.result, hello)
 
     def parsed(self, line: str) -> tuple[str, list[str]]:
         """The verb of a line, empty where there is none, and the words after it. Raises `InvalidRequest` for an open quote."""
