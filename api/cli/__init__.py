@@ -4,6 +4,6 @@
 module of its own with a `main(arguments) -> int`, imported when it is asked for; `program` ties them together.
 """
 
-from tripower.api.cli.program import main
+from tripower.api.cli.program import main, start
 
-__all__ = ["main"]
+__all__ = ["main", "start"]

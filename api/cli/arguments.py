@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from tripower.api.version import VERSION
@@ -226,6 +226,7 @@ def _add_console_record(commands: Commands) -> None:
     _add_target(parser)
     parser.add_argument("--seconds", type=_interval, metavar="N", help="record for so long, instead of what is remembered")
     parser.add_argument("--payloads", action="store_true", help="with --seconds: what messages say, prompts too")
+    parser.add_argument("--force", action="store_true", help="replace the file, if it is there")
 
 
 def _add_target(parser: argparse.ArgumentParser) -> None:
@@ -354,17 +355,21 @@ def _add_quiet(parser: argparse.ArgumentParser) -> None:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected seconds above 0, got {text!r}")
-    return seconds
+    return _number(text, "seconds above 0", lambda seconds: 0 < seconds < float("inf"))
 
 
 def _interval(text: str) -> float:
-    seconds = float(text)
-    if not 0.25 <= seconds <= 3600:
-        raise argparse.ArgumentTypeError(f"expected 0.25 to 3600 seconds, got {text!r}")
-    return seconds
+    return _number(text, "0.25 to 3600 seconds", lambda seconds: 0.25 <= seconds <= 3600)
+
+
+def _number(text: str, expected: str, allows: Callable[[float], bool]) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = float("nan")
+    if not allows(number):
+        raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
+    return number
 
 
 def _assignment(text: str) -> tuple[str, str]:

@@ -24,7 +24,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interrupts:
-    """Where signals go: SIGINT to the innermost `only_this` block or else to everything, SIGTERM to everything."""
+    """Where signals go: SIGINT to the innermost `only_this` block or else to everything, all others to everything."""
 
     def __init__(self, everything: trio.CancelScope) -> None:
         self._scopes = [everything]
@@ -52,13 +52,14 @@ class Interrupts:
 
 
 async def until_interrupted(work: Callable[[Interrupts], Awaitable[T]]) -> T:
-    """Do `work`. SIGINT or SIGTERM cancels it, and `Interrupted` is raised once it has ended; a second one ends the process at once.
+    """Do `work`. SIGINT, SIGTERM or a hangup cancels it, and `Interrupted` is raised once it has ended; a second one ends the process
+    at once. A hangup that the process was told to ignore stays ignored.
 
     What `work` raises comes through as it is. For the main thread only.
     """
     results: list[T] = []
     failure: BaseException | None = None
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, *_hangups()) as signals:
         async with trio.open_nursery() as watching:
             with trio.CancelScope() as everything:
                 interrupts = Interrupts(everything)
@@ -73,6 +74,12 @@ async def until_interrupted(work: Callable[[Interrupts], Awaitable[T]]) -> T:
     if failure is not None:
         raise failure
     return results[0]
+
+
+def _hangups() -> tuple[signal.Signals, ...]:
+    """The signal of a terminal that has gone, where nobody has said what it is to do."""
+    hangup: signal.Signals | None = getattr(signal, "SIGHUP", None)
+    return () if hangup is None or signal.getsignal(hangup) is not signal.SIG_DFL else (hangup,)
 
 
 def run_until_interrupted(work: Callable[[Interrupts], Awaitable[T]]) -> T:

@@ -8,11 +8,19 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from importlib import import_module
+from typing import NoReturn
 
 from tripower.api.cli import exit_codes
 from tripower.api.cli.arguments import HOMES, build_parser, parse
 from tripower.api.cli.hangup import hold_hangups
 from tripower.api.cli.terminal import discard_output, harmless, open_missing_streams
+
+
+def start() -> NoReturn:
+    """The process: `main`, and then its end, which no further Ctrl-C interrupts."""
+    code = main()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -112,6 +112,11 @@ class ConsoleClient:
                 self._stopping.add(frame.id)
                 self._send(_line(Stop(frame.id)))
 
+    def check(self) -> None:
+        """Raise `ServerGone` where the server has said that it ends, or was lost. Synchronous."""
+        if self._gone is not None:
+            raise self._gone
+
     async def settle(self) -> None:
         """Wait until the server has ended what was stopped, for `SETTLE_SECONDS` at most: for a program that will hold its loop."""
         with trio.move_on_after(SETTLE_SECONDS):

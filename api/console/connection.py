@@ -106,10 +106,10 @@ class ConsoleConnection:
     def _farewell(self) -> Iterator[bytes]:
         if self._thrown_out:
             return
-        for call in self._calls.values():
+        yield _line(Refusal(0, "server_ended", "the server has ended, or this console has"))
+        for call in self._calls.values():  # whoever sees its stream end knows why by then
             if call.streams:
                 yield _line(Result(call.id))
-        yield _line(Refusal(0, "server_ended", "the server has ended, or this console has"))
 
     # Lines.
 

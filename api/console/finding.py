@@ -100,7 +100,7 @@ async def _others() -> str:
     found = await answering()
     if not found:
         return ", and no server with a console runs here: start one with `tripower serve MODEL`"
-    return "\n  ".join(["; these do:" if len(found) > 1 else "; this one does:", *map(_described, found.values())])
+    return "\n  ".join(["; what runs here:", *map(_described, found.values())])
 
 
 def _described(hello: Hello) -> str:

@@ -3,7 +3,7 @@
 A client sends `Call`s; each is answered by frames with its `id`: `Piece`s while a stream lasts, then one `Result` or `Refusal`. Several
 calls may be open on one connection. `Stop` ends a stream, whose `Result` follows, or gives up another call, which is refused (`stopped`)
 unless it had ended by itself. The first line of all is the server's `Hello`. A server that ends says so with a `Refusal` without a call
-(`server_ended`).
+(`server_ended`), before the `Result`s of its streams.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`python -m tripower`."""
 
-from tripower.api.cli import main
+from tripower.api.cli import start
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    start()

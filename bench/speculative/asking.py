@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import trio
 
 from tripower.bench.children import Server
 from tripower.bench.http_client import EventSplitter, HttpConnection, build_request
 from tripower.bench.serving.subject import Subject
+from tripower.bench.speculative.closed_loop import run_closed_loop
 from tripower.bench.workloads.prompts import Prompt
 from tripower.runtime.kernel import Unavailable
 
@@ -53,19 +53,17 @@ def request_for(model: str, prompt: Prompt, *, chats: bool, tokens: int, reuse: 
     return build_request("POST", "/v1/completions", msgspec.json.encode(body))
 
 
-async def ask_group(subject: Subject, prompts: Sequence[Prompt], *, chats: bool, tokens: int, reuse: bool) -> AnsweredGroup:
-    """Ask all at once and wait for all. Blocks; raises `Unavailable` with the server's words when one fails."""
+async def ask_group(
+    subject: Subject, prompts: Sequence[Prompt], *, chats: bool, tokens: int, reuse: bool, at_once: int = 1
+) -> AnsweredGroup:
+    """Ask for so many at once, for the next one whenever one is complete, and wait for all.
+
+    Blocks; raises `Unavailable` with the server's words when one fails.
+    """
     requests = [request_for(subject.model, prompt, chats=chats, tokens=tokens, reuse=reuse) for prompt in prompts]
-    found: dict[int, Answered] = {}
-
-    async def one(place: int) -> None:
-        found[place] = await ask(subject.server, requests[place])
-
     began = time.perf_counter()
-    async with trio.open_nursery() as nursery:
-        for place in range(len(requests)):
-            nursery.start_soon(one, place)
-    return AnsweredGroup(tuple(found[place] for place in range(len(requests))), time.perf_counter() - began)
+    answers = await run_closed_loop(len(requests), at_once, lambda place: ask(subject.server, requests[place]))
+    return AnsweredGroup(answers, time.perf_counter() - began)
 
 
 async def ask(server: Server, request: bytes) -> Answered:

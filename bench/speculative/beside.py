@@ -84,29 +84,30 @@ class Comparison:
         chosen = {name: prompts[: self.plan.prompts] for name, prompts in workloads().items() if name in self.plan.work}
         for width in self.plan.concurrency:
             for name, prompts in chosen.items():
-                groups = [prompts[first : first + width] for first in range(0, len(prompts), width)]
+                groups = [[prompt] for prompt in prompts] if width == 1 else [prompts]
                 for warm in (False, True):
-                    self.pairs[name, width, warm] = [await self._group(f"{name} × {width}", group, warm) for group in groups]
+                    self.pairs[name, width, warm] = [await self._group(name, width, group, warm) for group in groups]
 
-    async def _group(self, label: str, prompts: Sequence[Prompt], warm: bool) -> list[Pair]:
+    async def _group(self, name: str, width: int, prompts: Sequence[Prompt], warm: bool) -> list[Pair]:
+        """A prompt alone, or all of a kind of work, `width` of them at a time."""
         if warm:
             for ours in (True, False):
-                await self._ask(ours, prompts, tokens=1, reuse=True)
+                await self._ask(ours, prompts, width, tokens=1, reuse=True)
         found = []
         for number in range(self.plan.rounds):
             for ours_first in (True, False):
                 kept = ", prompt kept" if warm else ""
-                self.progress(f"{label}{kept}: {prompts[0].name}, round {number + 1} of {self.plan.rounds}")
+                self.progress(f"{name} × {width}{kept}: {prompts[0].name}, round {number + 1} of {self.plan.rounds}")
                 sides = {}
                 for ours in (ours_first, not ours_first):
-                    sides[ours] = await self._ask(ours, prompts, tokens=self.plan.tokens, reuse=warm)
+                    sides[ours] = await self._ask(ours, prompts, width, tokens=self.plan.tokens, reuse=warm)
                 found.append(Pair(sides[True], sides[False], ours_first))
         return found
 
-    async def _ask(self, ours: bool, prompts: Sequence[Prompt], *, tokens: int, reuse: bool) -> AnsweredGroup:
+    async def _ask(self, ours: bool, prompts: Sequence[Prompt], width: int, *, tokens: int, reuse: bool) -> AnsweredGroup:
         asked, other = (self.ours, self.peer) if ours else (self.peer, self.ours)
         with other.server.paused(), collected():
-            return await ask_group(asked, prompts, chats=self.plan.chats, tokens=tokens, reuse=reuse)
+            return await ask_group(asked, prompts, chats=self.plan.chats, tokens=tokens, reuse=reuse, at_once=width)
 
     def cells(self) -> list[Cell]:
         """Of every work, and of all that repeat their prompts."""

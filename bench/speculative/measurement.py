@@ -74,31 +74,35 @@ class Measurement:
         chosen = {name: prompts[: self.plan.prompts] for name, prompts in workloads().items() if name in self.plan.work}
         for width in self.plan.concurrency:
             for name, prompts in chosen.items():
-                groups = [prompts[first : first + width] for first in range(0, len(prompts), width)]
-                self.rounds[name, width] = [await self._group(f"{name} × {width}", group, False) for group in groups]
-                self.warm[name, width] = [await self._group(f"{name} × {width}, kept", group, True) for group in groups]
+                groups = [[prompt] for prompt in prompts] if width == 1 else [prompts]
+                self.rounds[name, width] = [await self._group(name, width, group, False) for group in groups]
+                self.warm[name, width] = [await self._group(name, width, group, True) for group in groups]
         for name, prompts in chosen.items():
             self.progress(f"{name}, sampled")
             for prompt in prompts:
-                self.sampled.append((await self._round([prompt], True, SAMPLED, False)).same)
+                self.sampled.append((await self._round([prompt], 1, True, SAMPLED, False)).same)
         return list(self._cells(list(chosen)))
 
-    async def _group(self, label: str, prompts: Sequence[Prompt], warm: bool) -> list[Round]:
-        found = []
+    async def _group(self, name: str, width: int, prompts: Sequence[Prompt], warm: bool) -> list[Round]:
+        """A prompt alone, or all of a kind of work, `width` of them at a time."""
+        label, found = f"{name} × {width}{', kept' if warm else ''}", []
         if warm:
             evaluating = [msgspec.structs.replace(self._request(each, True, GREEDY, True), max_tokens=1) for each in prompts]
-            await run_group(self.runtime, evaluating)
+            await run_group(self.runtime, evaluating, at_once=width)
         for number in range(self.plan.rounds):
             for plain_first in (True, False):
                 self.progress(f"{label}: {prompts[0].name}, round {number + 1} of {self.plan.rounds}")
-                found.append(await self._round(prompts, plain_first, GREEDY, warm))
+                found.append(await self._round(prompts, width, plain_first, GREEDY, warm))
         return found
 
-    async def _round(self, prompts: Sequence[Prompt], plain_first: bool, sampling: SamplingChoices, warm: bool) -> Round:
+    async def _round(
+        self, prompts: Sequence[Prompt], width: int, plain_first: bool, sampling: SamplingChoices, warm: bool
+    ) -> Round:
         groups = {}
         for plain in (plain_first, not plain_first):
             with collected():
-                groups[plain] = await run_group(self.runtime, [self._request(each, plain, sampling, warm) for each in prompts])
+                requests = [self._request(each, plain, sampling, warm) for each in prompts]
+                groups[plain] = await run_group(self.runtime, requests, at_once=width)
         return Round(plain=groups[True], guessing=groups[False], plain_first=plain_first)
 
     def _request(self, prompt: Prompt, plain: bool, sampling: SamplingChoices, warm: bool) -> GenerationRequest:

@@ -16,6 +16,7 @@ import trio
 
 from tripower.actors.dialogue import GenerationFinished, GenerationRequest, TokenChunk
 from tripower.actors.runtime import Runtime
+from tripower.bench.speculative.closed_loop import run_closed_loop
 
 
 @attrs.frozen(kw_only=True)
@@ -43,7 +44,7 @@ class Sample:
 
 @attrs.frozen(kw_only=True)
 class Group:
-    """Answers that ran side by side."""
+    """Answers that were asked for together; so many at a time that the next one begins where one has ended."""
 
     samples: tuple[Sample, ...]
     seconds: float
@@ -55,6 +56,7 @@ class Group:
 
     @property
     def steady(self) -> float:
+        """Tokens a second of all answers, each after its first, were they side by side."""
         return sum(sample.steady for sample in self.samples)
 
 
@@ -73,19 +75,11 @@ class Round:
         return all(ours.tokens == theirs.tokens for ours, theirs in pairs)
 
 
-async def run_group(runtime: Runtime, requests: Sequence[GenerationRequest]) -> Group:
-    """Ask all at once and wait for all. Blocks for seconds."""
-    found: dict[int, Sample] = {}
+async def run_group(runtime: Runtime, requests: Sequence[GenerationRequest], *, at_once: int = 1) -> Group:
+    """Ask for so many at once, for the next one whenever one is complete, and wait for all. Blocks for seconds."""
     started = trio.current_time()
-
-    async def one(place: int) -> None:
-        found[place] = await _run_one(runtime, requests[place])
-
-    async with trio.open_nursery() as nursery:
-        for place in range(len(requests)):
-            nursery.start_soon(one, place)
-    seconds = trio.current_time() - started
-    return Group(samples=tuple(found[place] for place in range(len(requests))), seconds=seconds)
+    samples = await run_closed_loop(len(requests), at_once, lambda place: _run_one(runtime, requests[place]))
+    return Group(samples=samples, seconds=trio.current_time() - started)
 
 
 async def _run_one(runtime: Runtime, request: GenerationRequest) -> Sample:

@@ -53,6 +53,22 @@ def test_the_tree_and_the_plots_move(page: Page, slow_url: str) -> None:
     page.wait("!document.querySelector('#tree .request') && !document.querySelector('#tree .seats i.taken')")
 
 
+def test_where_nobody_looked_nothing_is_drawn(page: Page) -> None:
+    with scripted() as server:
+        page.open(f"{server.url}/ui#status")
+        page.wait("document.querySelector('#tree').innerText.includes('api')")
+        points = [{"at": at, "tokens_per_second": 5} for at in (-60, -59, -3, -2, -1, 0)]
+        drawn = f"""(() => {{
+            const node = document.createElement("figure");
+            const plot = new Plot(node, [{{ name: "tokens/s", of: (point) => point.tokens_per_second }}]);
+            plot.draw({points}, [5]);
+            return [...node.querySelectorAll("path")].map((path) => path.getAttribute("d"));
+        }})()"""
+        area, line = page.evaluate(drawn)
+        assert [part.count("L") for part in line.split("M")] == [0, 1, 3], line
+        assert [part.count("Z") for part in area.split("M")] == [0, 1, 1], area
+
+
 def test_a_server_that_has_gone_is_told(page: Page) -> None:
     with scripted() as server:
         page.open(f"{server.url}/ui#status")

@@ -14,11 +14,12 @@ from functools import partial
 import trio
 
 from tripower.api.cli import exit_codes
-from tripower.api.cli.console.screen import Screen, tells_of_failure
+from tripower.api.cli.console.screen import Screen, print_error, tells_of_failure
 from tripower.api.cli.interrupts import Interrupts, run_until_interrupted
 from tripower.api.cli.line_editor import complete_with, history, read_line
 from tripower.api.cli.terminal import is_terminal, note, tolerate_any_text
-from tripower.api.console.client import ConsoleClient, ConsoleRefused, open_console
+from tripower.api.console.client import ConsoleClient, ConsoleRefused, ServerGone, open_console
+from tripower.api.console.finding import CannotAttach
 from tripower.runtime.kernel.errors import InvalidRequest
 
 PROMPT = "tripower> "
@@ -34,7 +35,12 @@ def main(arguments: argparse.Namespace) -> int:
     tolerate_any_text()
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(errors="replace")
-    return run_until_interrupted(partial(attend, arguments))
+    try:
+        return run_until_interrupted(partial(attend, arguments))
+    except (CannotAttach, ServerGone) as error:
+        if arguments.json:
+            print_error(error)
+        raise
 
 
 async def attend(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
@@ -77,6 +83,7 @@ async def converse(session: Session, console: ConsoleClient, interrupts: Interru
             if scope.cancelled_caught:
                 note("stopped")
                 await console.settle()  # the next line holds the loop
+            console.check()
 
 
 class Session:

@@ -55,7 +55,7 @@ class Screen:
     def refuse(self, error: TripowerError) -> None:
         """What was refused, and why: on standard error, and for programs in the place of the answer as well."""
         if self._as_json:
-            print(escaped(msgspec.json.encode({"error": {"code": error.code, "message": error.message}})), flush=True)
+            print_error(error)
         sys.stdout.flush()
         print(f"tripower: {error.message.translate(_REPLACED)}", file=sys.stderr, flush=True)
 
@@ -65,6 +65,11 @@ class Screen:
 
         width = None if is_terminal(sys.stdout) else width_of(os.environ.get("COLUMNS", ""))
         return Console(width=width, markup=False, highlight=False, emoji=False)
+
+
+def print_error(error: TripowerError) -> None:
+    """For programs, in the place of an answer."""
+    print(escaped(msgspec.json.encode({"error": {"code": error.code, "message": error.message}})), flush=True)
 
 
 def tells_of_failure(verb: str, value: msgspec.Raw, hello: Hello) -> bool:

@@ -97,7 +97,7 @@ def step(playback: Playback) -> None:
                 case "p":
                     target = playback.matching(text, index - 1, -1)
                 case "g":
-                    target = playback.index_of(int(rest.lstrip("#")) if rest.lstrip("#").isdecimal() else -1)
+                    target = playback.index_of(number_of(rest))
                 case "f":
                     text = rest.strip()
                     target = playback.matching(text, index)
@@ -112,6 +112,14 @@ def step(playback: Playback) -> None:
         else:
             index = target
             _show(playback, index)
+
+
+def number_of(text: str) -> int:
+    """The number of a record, as it was typed. Raises `InvalidRequest`."""
+    digits = text.strip().removeprefix("#")
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
+        raise InvalidRequest(f"g takes the number of a record, as in: g 12, not {text.strip()[:100]!r}")
+    return int(digits)
 
 
 def _list(playback: Playback, text: str) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
+from tripower.api.console.table import FittedTable
 from tripower.api.console.text import duration
 from tripower.api.console.verb import Subject, Verb
 from tripower.runtime.introspection.task_tree import ActorBrief, TaskNode, TaskTree, task_tree
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 EVERYTHING = "--all"
 WORDS = ("ACTOR", "STATE", "MESSAGE")
-"""Columns of `ps` with words; those with figures are aligned at their ends."""
+"""Columns of `ps` with words."""
+SPARE = ("HANDLED", "PEAK", "RESTARTS", "PENDING", "WAITING", "LEFT", "SEATS", "INBOX", "FOR", "MESSAGE")
 
 
 class Permits(msgspec.Struct, frozen=True):
@@ -89,9 +91,6 @@ def _row(actor: ActorStatistics) -> ActorRow:
 
 def show_actors(rows: list[ActorRow]) -> RenderableType:
     """A line for each; a column that would be empty is left out, so that 80 columns are usually enough."""
-    from rich.table import Table
-    from rich.text import Text
-
     permits = [row.permits for row in rows]
     cells = {
         "ACTOR": [row.name for row in rows],
@@ -107,13 +106,7 @@ def show_actors(rows: list[ActorRow]) -> RenderableType:
         "HANDLED": [str(row.handled) for row in rows],
         "RESTARTS": [str(row.restarts or "") for row in rows],
     }
-    shown = {title: column for title, column in cells.items() if any(column)}
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for title in shown:
-        table.add_column(title, justify="left" if title in WORDS else "right", no_wrap=title != "ACTOR", overflow="fold")
-    for row, line in zip(rows, zip(*shown.values(), strict=True), strict=True):
-        table.add_row(*map(Text, line), style=_style(row.state))
-    return table
+    return FittedTable(cells=cells, left=WORDS, spare=SPARE, styles=[_style(row.state) for row in rows])
 
 
 def _busy_for(row: ActorRow) -> str:

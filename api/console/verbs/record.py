@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 PAYLOADS = "--payloads"
 ALL = "--all"
+STOP = "--stop"
+STATE = "record"
+"""Where a connection keeps what ends its recordings."""
 LATEST = 50
 """Of what the ring holds, for who does not ask for all of it."""
 SECONDS_MAX = 3600.0
@@ -36,8 +39,14 @@ Part: TypeAlias = Beginning | list[Passed | Noted] | Ending
 async def record(subject: Subject, words: Sequence[str]) -> AsyncIterator[Part]:
     """A beginning, records in order, and an end: of the latest that the ring holds or all of it, or of what passes in the next seconds.
 
-    Raises `InvalidRequest` (`not_recording`) where there is no ring and no seconds are named.
+    `record --stop` ends those that the same connection is making, each with its end. Raises `InvalidRequest` (`not_recording`) where
+    there is no ring and no seconds are named.
     """
+    stops: set[trio.Event] = subject.state.setdefault(STATE, set())
+    if list(words) == [STOP]:
+        for stop in stops:
+            stop.set()
+        return
     seconds, payloads, everything = arguments_of(words)
     system = subject.runtime.system
     recorder = system.recording if isinstance(system.recording, Recorder) else None
@@ -55,13 +64,16 @@ async def record(subject: Subject, words: Sequence[str]) -> AsyncIterator[Part]:
     recorder = recorder or Recorder()
     if own:
         system.recording = recorder
+    stop = trio.Event()
+    stops.add(stop)
     try:
         recorder.readers += 1
         if payloads:
             recorder.keep_payloads()
-        async for part in _write(system, recorder, recorder.last, seconds, payloads=payloads):
+        async for part in _write(system, recorder, recorder.last, seconds, payloads=payloads, stop=stop):
             yield part
     finally:
+        stops.discard(stop)
         if payloads:
             recorder.drop_payloads()
         if own and system.recording is recorder:
@@ -87,19 +99,24 @@ def arguments_of(words: Sequence[str]) -> tuple[float | None, bool, bool]:
     return seconds, payloads, False
 
 
-async def _write(system: ActorSystem, recorder: Recorder, after: int, seconds: float, *, payloads: bool) -> AsyncIterator[Part]:
+async def _write(
+    system: ActorSystem, recorder: Recorder, after: int, seconds: float, *, payloads: bool, stop: trio.Event | None = None
+) -> AsyncIterator[Part]:
+    """Everything behind record `after` until the seconds are over, or until `stop`."""
+    stop = trio.Event() if stop is None else stop
     ends_at = trio.current_time() + seconds
     yield _beginning(system, recorder, payloads)
     count, first, last = 0, after + 1 if seconds else 0, after
     while True:
-        over = trio.current_time() >= ends_at
+        over = stop.is_set() or trio.current_time() >= ends_at
         for batch in batches(recorder.read(last, payloads=payloads)):
             count, first, last = count + len(batch), first or batch[0].number, batch[-1].number
             yield batch
             await trio.lowlevel.checkpoint()
         if over:
             break
-        await trio.sleep_until(min(ends_at, trio.current_time() + LOOK_SECONDS))
+        with trio.move_on_at(min(ends_at, trio.current_time() + LOOK_SECONDS)):
+            await stop.wait()
     missing = last - first + 1 - count if count else 0
     yield Ending(
         records=count,

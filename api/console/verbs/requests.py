@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tripower.actors.request_paths import RequestPath
+from tripower.api.console.table import FittedTable
 from tripower.api.console.text import duration
 from tripower.api.console.verb import Subject, Verb
 from tripower.api.console.words import model_names, one_word, word_or_none
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 CANCEL_SECONDS = 30.0
 IDS_MAX = 200
 """As many are looked at to complete a word."""
+SPARE = ("ARRIVING", "A SECOND", "LEFT", "PROMPT", "ANSWER", "WAITING", "SOCKET", "WHOSE", "TOKENS", "MODEL", "AGE")
+"""Columns of `requests` that a reader can do without."""
 
 
 async def list_requests(subject: Subject, words: Sequence[str]) -> list[RequestPath]:
@@ -36,7 +39,6 @@ async def list_requests(subject: Subject, words: Sequence[str]) -> list[RequestP
 
 def show_requests(paths: list[RequestPath]) -> RenderableType:
     """A line for each; a column that would be empty is left out."""
-    from rich.table import Table
     from rich.text import Text
 
     if not paths:
@@ -55,14 +57,8 @@ def show_requests(paths: list[RequestPath]) -> RenderableType:
         "A SECOND": [f"{path.tokens_per_second:.3g}" if path.tokens_per_second else "" for path in paths],
         "LEFT": [duration(path.deadline_left) for path in paths],
     }
-    shown = {title: column for title, column in cells.items() if any(column)}
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for title in shown:
-        left = title in ("REQUEST", "MODEL", "WHOSE", "PLACE")
-        table.add_column(title, justify="left" if left else "right", overflow="ellipsis", no_wrap=title != "REQUEST")
-    for path, row in zip(paths, zip(*shown.values(), strict=True), strict=True):
-        table.add_row(*map(Text, row), style="yellow" if path.place == "socket" else "")
-    return table
+    styles = ["yellow" if path.place == "socket" else "" for path in paths]
+    return FittedTable(cells=cells, left=("REQUEST", "MODEL", "WHOSE", "PLACE"), spare=SPARE, styles=styles)
 
 
 def tokens(path: RequestPath) -> str:

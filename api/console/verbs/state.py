@@ -9,6 +9,7 @@ import msgspec
 import trio
 
 from tripower.api.cli.terminal import size
+from tripower.api.console.table import FittedTable
 from tripower.api.console.text import duration
 from tripower.api.console.verb import Subject, Verb
 from tripower.api.console.words import model_names, no_words, word_or_none
@@ -51,24 +52,19 @@ async def list_devices(subject: Subject, words: Sequence[str]) -> list[DeviceSta
 
 def show_devices(devices: list[DeviceState]) -> RenderableType:
     """A line for each."""
-    return _table(
-        ("DEVICE", "STATE", "WORKS ON", "FOR", "JOBS", "DONE", "FAILED", "STEPS", "QUIET FOR"),
-        [
-            (
-                each.device,
-                each.state,
-                each.job,
-                duration(each.job_seconds) if each.job else "",
-                str(each.jobs),
-                str(each.jobs_done),
-                str(each.jobs_failed or ""),
-                str(each.steps),
-                duration(each.quiet_seconds) if each.job else "",
-            )
-            for each in devices
-        ],
-        left=3,
-    )
+    cells = {
+        "DEVICE": [each.device for each in devices],
+        "STATE": [each.state for each in devices],
+        "WORKS ON": [each.job for each in devices],
+        "FOR": [duration(each.job_seconds) if each.job else "" for each in devices],
+        "JOBS": [str(each.jobs) for each in devices],
+        "DONE": [str(each.jobs_done) for each in devices],
+        "FAILED": [str(each.jobs_failed or "") for each in devices],
+        "STEPS": [str(each.steps) for each in devices],
+        "QUIET FOR": [duration(each.quiet_seconds) if each.job else "" for each in devices],
+    }
+    spare = ("STEPS", "DONE", "QUIET FOR", "JOBS", "FAILED", "FOR", "WORKS ON")
+    return FittedTable(cells=cells, left=("DEVICE", "STATE", "WORKS ON"), spare=spare)
 
 
 class ModelState(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,28 +111,23 @@ async def list_models(subject: Subject, words: Sequence[str]) -> list[ModelState
 
 
 def show_models(models: list[ModelState]) -> RenderableType:
-    """A line for each."""
-    return _table(
-        ("MODEL", "STATE", "BACKEND", "KERNELS", "CONTEXT", "PARAMETERS", "MEMORY", "SEATS", "WAITING", "ANSWERED", "REFUSED", "FAILED"),
-        [
-            (
-                each.name,
-                each.state + (f": {each.error}" if each.error else ""),
-                each.backend,
-                each.kernels,
-                str(each.context or ""),
-                f"{each.parameters / 1e6:.0f} M" if each.parameters else "",
-                size(each.size_bytes) if each.size_bytes else "",
-                f"{each.running}/{each.seats}" if each.seats else "",
-                str(each.waiting) if each.seats else "",
-                str(each.completed) if each.seats else "",
-                str(each.refused or ""),
-                str(each.failed or ""),
-            )
-            for each in models
-        ],
-        left=4,
-    )  # fmt: skip
+    """A line for each. Only what is loaded has seats."""
+    cells = {
+        "MODEL": [each.name for each in models],
+        "STATE": [each.state + (f": {each.error}" if each.error else "") for each in models],
+        "BACKEND": [each.backend for each in models],
+        "KERNELS": [each.kernels for each in models],
+        "CONTEXT": [str(each.context or "") for each in models],
+        "PARAMETERS": [f"{each.parameters / 1e6:.0f} M" if each.parameters else "" for each in models],
+        "MEMORY": [size(each.size_bytes) if each.size_bytes else "" for each in models],
+        "SEATS": [f"{each.running}/{each.seats}" if each.seats else "" for each in models],
+        "WAITING": [str(each.waiting) if each.seats else "" for each in models],
+        "ANSWERED": [str(each.completed) if each.seats else "" for each in models],
+        "REFUSED": [str(each.refused or "") for each in models],
+        "FAILED": [str(each.failed or "") for each in models],
+    }
+    spare = ("KERNELS", "PARAMETERS", "CONTEXT", "ANSWERED", "MEMORY", "BACKEND", "REFUSED", "FAILED", "WAITING", "SEATS")
+    return FittedTable(cells=cells, left=("MODEL", "STATE", "BACKEND", "KERNELS"), spare=spare)
 
 
 class CacheState(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,25 +166,20 @@ def show_caches(caches: list[CacheState]) -> RenderableType:
 
     if not caches:
         return Text("no loaded model keeps states of prompts")
-    return _table(
-        ("MODEL", "ENTRIES", "MEMORY", "OF", "PROMPTS", "HITS", "TOKENS REUSED", "EVICTED", "REPLACED", "MISSES"),
-        [
-            (
-                each.model,
-                str(each.entries),
-                size(each.bytes),
-                size(each.bytes_max),
-                str(each.requests),
-                f"{each.hits} ({each.hits / each.requests:.0%})" if each.requests else "0",
-                f"{each.reused_tokens} of {each.reused_tokens + each.evaluated_tokens}",
-                f"{each.evicted_ttl} old, {each.evicted_capacity} for room",
-                str(each.replaced),
-                ", ".join(f"{why} {count}" for why, count in each.misses.items() if count),
-            )
-            for each in caches
-        ],
-        left=1,
-    )
+    cells = {
+        "MODEL": [each.model for each in caches],
+        "ENTRIES": [str(each.entries) for each in caches],
+        "MEMORY": [size(each.bytes) for each in caches],
+        "OF": [size(each.bytes_max) for each in caches],
+        "PROMPTS": [str(each.requests) for each in caches],
+        "HITS": [f"{each.hits} ({each.hits / each.requests:.0%})" if each.requests else "0" for each in caches],
+        "TOKENS REUSED": [f"{each.reused_tokens} of {each.reused_tokens + each.evaluated_tokens}" for each in caches],
+        "EVICTED": [f"{each.evicted_ttl} old, {each.evicted_capacity} for room" for each in caches],
+        "REPLACED": [str(each.replaced) for each in caches],
+        "MISSES": [", ".join(f"{why} {count}" for why, count in each.misses.items() if count) for each in caches],
+    }
+    spare = ("REPLACED", "MISSES", "EVICTED", "OF", "ENTRIES", "PROMPTS", "TOKENS REUSED", "MEMORY")
+    return FittedTable(cells=cells, left=("MODEL",), spare=spare)
 
 
 class HealthState(msgspec.Struct, frozen=True):
@@ -230,20 +216,6 @@ def _named(states: list[State], wanted: str | None, names: Sequence[str]) -> lis
     if wanted is not None and wanted not in names:
         raise NotFound(f"there is no model {wanted[:200]!r}; known: {', '.join(names) or 'none'}", param="model")
     return [state for state, name in zip(states, names, strict=True) if wanted in (None, name)]
-
-
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, left: int) -> RenderableType:
-    """Without lines; columns that are empty throughout are left out, and the first few stand at the left."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    shown = [number for number, _ in enumerate(titles) if any(row[number] for row in rows)]
-    for number in shown:
-        table.add_column(titles[number], justify="left" if number < left else "right")
-    for row in rows:
-        table.add_row(*(Text(row[number]) for number in shown))
-    return table
 
 
 VERBS = (

@@ -1,13 +1,15 @@
 """What a step costs by its number of rows, measured at the first load of a model on a machine and kept from then on.
 
-A step with several rows of one sequence, logits at all of them, is what verifies guesses. The numbers of rows take turns, and the
-quickest of a few rounds counts: what else the machine does can only add time. Decisions read the kept table and never a clock, so they
-are the same ones each time; nothing but the choice of widths depends on it.
+A step with several rows of one sequence, logits at all of them, is what verifies guesses. The numbers of rows take turns, each is
+compared with the single row of its own round, and the median of the rounds counts: a machine that others use is now quick and now slow, so
+that the quickest of each number may be of different moments. Decisions read the kept table and never a clock, so they are the same
+ones each time; nothing but the choice of widths depends on it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import statistics
 import time
 from collections.abc import Generator
 from typing import Protocol
@@ -63,22 +65,24 @@ def measure_row_costs(engine: Measurable, key: tuple[object, ...]) -> Generator[
 def _measure(engine: Measurable, counts: list[int]) -> Generator[None, None, list[float]]:
     engine.open_sequence(SEQUENCE)
     tokens = tuple(place % engine.info.vocabulary_size for place in range(PREFIX))
-    quickest = dict.fromkeys(counts, float("inf"))
+    rounds: list[list[float]] = []
     try:
         engine.step([StepRow(SEQUENCE, 0, tokens, draw=False)])
         begun = time.perf_counter()
         for done in range(ROUNDS_MAX):
             if done >= ROUNDS_MIN and time.perf_counter() - begun > SECONDS_MAX:
                 break
+            took = []
             for count in counts:
                 start = time.perf_counter()
                 engine.verify(SEQUENCE, tokens[:count])
-                quickest[count] = min(quickest[count], time.perf_counter() - start)
+                took.append(time.perf_counter() - start)
                 engine.trim(SEQUENCE, PREFIX)
                 yield
+            rounds.append([seconds / took[0] for seconds in took])
     finally:
         engine.close_sequence(SEQUENCE)
-    return plausible([quickest[count] / quickest[counts[0]] for count in counts])
+    return plausible([statistics.median(ratios) for ratios in zip(*rounds, strict=True)])
 
 
 def plausible(costs: list[float]) -> list[float]:

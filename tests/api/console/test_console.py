@@ -355,5 +355,18 @@ async def test_streams_end_with_the_process(tmp_path: Path) -> None:
         assert (await client.frame())["type"] == "piece"
         served.system.close()
         frames = await client.rest()
-    assert [(frame["type"], frame["id"]) for frame in frames[-2:]] == [("result", 1), ("refusal", 0)]
-    assert frames[-1]["code"] == "server_ended"
+    assert [(frame["type"], frame["id"]) for frame in frames[-2:]] == [("refusal", 0), ("result", 1)]
+    assert frames[-2]["code"] == "server_ended"
+
+
+async def test_whoever_sees_a_stream_end_knows_whether_the_process_does(tmp_path: Path) -> None:
+    counting = Counting()
+    async with serving(tmp_path, counting.verb) as served, open_console(str(served.path)) as console:
+        async with console.open_call("count") as call:
+            await anext(call)
+            console.check()
+            served.system.close()
+            async for _ in call:
+                pass
+        with pytest.raises(ServerGone):
+            console.check()

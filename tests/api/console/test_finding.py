@@ -57,7 +57,7 @@ async def test_of_several_each_is_listed_with_what_it_serves(folder: Path) -> No
         said = (await refused(None)).splitlines()
         assert said[0] == "several servers run here: name one by its process"
         assert sorted(said[1:]) == [f"  {MINE}  http://first  toy, mine", f"  {MINE}  http://second"]
-        assert "; these do:\n" in await refused("77")
+        assert "; what runs here:\n" in await refused("77")
         assert "http://first" in await refused("/nowhere/s")
 
 

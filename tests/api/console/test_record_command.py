@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -138,6 +140,34 @@ def test_what_cannot_be_viewed_is_refused_in_one_line(
     assert why in err and err.count("\n") == 1
 
 
+@pytest.mark.parametrize("name", ["", ".", "pipe", "link to the pipe", "flight"])
+def test_what_is_there_already_is_never_replaced_unasked(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link to the pipe").symlink_to(tmp_path / "pipe")
+    (tmp_path / "flight").write_text("an incident")
+    assert main(["console", "record", str(tmp_path / name) if name else name]) == exit_codes.REFUSED
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1 and ("--force" in err) == (name == "flight")
+    assert (tmp_path / "pipe").is_fifo() and (tmp_path / "flight").read_text() == "an incident"
+
+
+def test_ctrl_c_completes_a_recording_and_a_hangup_leaves_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    (folder / "target").write_text("an older recording")
+    (folder / "link").symlink_to(folder / "target")
+    with running(tmp_path, "serve", "--port", "0", "toy") as server:
+        server.read_until("curl ")
+        for name, number, code in (("link", signal.SIGINT, exit_codes.OK), ("lost", signal.SIGHUP, 128 + signal.SIGHUP)):
+            with running(tmp_path, "console", "record", str(folder / name), "--seconds", "600", "--force") as child:
+                child.wait_for_error("Ctrl-C ends it early")
+                child.process.send_signal(number)
+                assert child.end() == code, child.errors
+    assert sorted(path.name for path in folder.iterdir()) == ["link", "target"]
+    assert (folder / "link").is_symlink()
+    assert read_recording(folder / "target").ending.missing == 0
+
+
 def test_keys_step_through_it(flight: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     typed = iter(["n", "", "p", "g 1", "g 99999", "g x", "f Generate", "n", "f", "what", "p", "q", "never"])
     prompts: list[str] = []
@@ -152,5 +182,6 @@ def test_keys_step_through_it(flight: Path, monkeypatch: pytest.MonkeyPatch, cap
     assert code == exit_codes.OK and next(typed) == "never"
     assert prompts[:4] == ["#1> ", "#2> ", "#3> ", "#2> "] and prompts[4] == "#1> "
     assert prompts[7].endswith("f Generate> ")
+    assert "g takes the number of a record, as in: g 12, not 'x'" in err
     assert "#99999 is not in this recording" in err and err.count("n next") == 2
     assert "handles Generate" in out

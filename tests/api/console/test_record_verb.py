@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,7 +13,8 @@ import trio.testing
 from tests.actors.rigs import complete, open_toy, warm_up
 from tests.recordings import lines_of_record, recorded_lines, through_file
 from tripower.actors.replay.rerun import replay
-from tripower.api.console.verbs.record import BATCH, LATEST, VERBS, arguments_of, show
+from tripower.api.console.verb import Subject
+from tripower.api.console.verbs.record import BATCH, LATEST, VERBS, arguments_of, record, show
 from tripower.runtime.introspection.recorder import Recorder
 from tripower.runtime.introspection.recording import Beginning, Ending, Line, Passed, write_lines
 from tripower.runtime.kernel import InvalidRequest
@@ -117,6 +119,29 @@ async def test_whoever_stops_it_leaves_nothing_turned_on(autojump_clock: trio.te
         with trio.move_on_after(1):
             await recorded_lines(runtime, "10", "--payloads")
         assert runtime.system.recording is None
+
+
+async def test_a_recording_that_is_stopped_has_its_end(autojump_clock: trio.testing.MockClock) -> None:
+    async with open_toy() as (runtime, _):
+        subject, lines = Subject(runtime=runtime), list[Any]()
+
+        async def keep() -> None:
+            async for part in record(subject, ["600"]):
+                lines.append(part)
+
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keep)
+            await complete(runtime)
+            async for _ in record(Subject(runtime=runtime), ["--stop"]):  # of another connection
+                raise AssertionError
+            await trio.testing.wait_all_tasks_blocked()
+            assert lines and not isinstance(lines[-1], Ending)
+            async for _ in record(subject, ["--stop"]):
+                raise AssertionError
+        assert isinstance(lines[-1], Ending) and lines[-1].records > 0
+        assert trio.current_time() - began < 600
+        assert runtime.system.recording is None and not subject.state["record"]
 
 
 async def test_prompts_are_in_it_only_when_they_are_asked_for(autojump_clock: trio.testing.MockClock) -> None:

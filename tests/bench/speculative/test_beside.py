@@ -77,8 +77,9 @@ async def test_each_prompt_is_asked_cold_and_kept_in_both_orders(monkeypatch: py
     asked: list[tuple[str, int, int, bool]] = []
 
     async def ask_group(
-        subject: FakeSubject, prompts: Sequence[Any], *, chats: bool, tokens: int, reuse: bool
+        subject: FakeSubject, prompts: Sequence[Any], *, chats: bool, tokens: int, reuse: bool, at_once: int
     ) -> AnsweredGroup:
+        assert at_once >= len(prompts)
         other = peer if subject is ours else ours
         assert other.server.is_paused and not subject.server.is_paused and chats
         asked.append((subject.name, len(prompts), tokens, reuse))

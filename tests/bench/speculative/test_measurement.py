@@ -23,7 +23,8 @@ INFO = EngineInfo(backend="toy", architecture="toy", context_max=99, vocabulary_
 async def test_prompts_are_asked_cold_then_evaluated_then_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[bool, int, bool]] = []
 
-    async def run_group(runtime: Any, requests: Sequence[GenerationRequest]) -> Group:
+    async def run_group(runtime: Any, requests: Sequence[GenerationRequest], *, at_once: int) -> Group:
+        assert at_once == 1
         [request] = requests
         plain = request.draft_max == 0
         asked.append((plain, request.max_tokens or 0, request.cache_prompt))

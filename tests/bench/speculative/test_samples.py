@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
+import trio
 from trio.testing import MockClock
 
 from tests.actors.rigs import greedy, open_toy, request, warm_up
+from tripower.bench.speculative.closed_loop import run_closed_loop
 from tripower.bench.speculative.samples import Group, Round, Sample, geometric_mean, run_group, score
 
 
@@ -50,7 +52,20 @@ def test_passes_and_rates() -> None:
 async def test_a_group_runs_side_by_side(autojump_clock: MockClock) -> None:
     async with open_toy() as (runtime, _):
         await warm_up(runtime)
-        group = await run_group(runtime, [request("a", 5), request("b", 9)])
+        group = await run_group(runtime, [request("a", 5), request("b", 9)], at_once=2)
         assert [list(each.tokens) for each in group.samples] == [greedy("a", 5), greedy("b", 9)]
         assert group.samples[1].prompt == (98,) and group.samples[1].passes == 8
         assert group.seconds < 12
+
+
+async def test_the_next_question_is_asked_when_one_is_answered(autojump_clock: MockClock) -> None:
+    asked = dict[int, float]()
+
+    async def one(place: int) -> int:
+        asked[place] = trio.current_time() - began
+        await trio.sleep((5, 1, 2, 1)[place])
+        return place
+
+    began = trio.current_time()
+    assert await run_closed_loop(4, 2, one) == (0, 1, 2, 3)
+    assert asked == {0: 0, 1: 0, 2: 1, 3: 3}

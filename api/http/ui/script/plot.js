@@ -3,6 +3,8 @@
 const WIDTH = 240;
 const HEIGHT = 60;
 const PLOT_SECONDS = 120;
+/** Nobody looked for longer than this between two points: there is nothing to draw in between. */
+const GAP_SECONDS = 5;
 
 class Plot {
   /** `series` has a name for people and a function of a point for each line. */
@@ -27,14 +29,31 @@ class Plot {
     const columns = this.series.map(({ of }) => points.map(of));
     const top = ceiling(Math.max(1, ...columns.flat()));
     say(this.top, figure(top));
+    const stretches = unbroken(points);
     columns.forEach((values, place) => {
-      const line = values.map((value, index) => `${across(points[index].at)} ${(HEIGHT * (1 - value / top)).toFixed(2)}`).join(" L");
-      this.lines[place].setAttribute("d", line && `M${line}`);
-      const [first, last] = [points.at(0), points.at(-1)].map((point) => point && across(point.at));
-      this.areas[place].setAttribute("d", line && `M${first} ${HEIGHT} L${line} L${last} ${HEIGHT} Z`);
+      const lines = stretches.map(({ first, end }) => points.slice(first, end).map(({ at }, index) => (
+        `${across(at)} ${(HEIGHT * (1 - values[first + index] / top)).toFixed(2)}`
+      )).join(" L"));
+      this.lines[place].setAttribute("d", lines.map((line) => `M${line}`).join(" "));
+      this.areas[place].setAttribute("d", lines.map((line, number) => {
+        const { first, end } = stretches[number];
+        return `M${across(points[first].at)} ${HEIGHT} L${line} L${across(points[end - 1].at)} ${HEIGHT} Z`;
+      }).join(" "));
       say(this.values[place], `${figure(now[place])} ${this.series[place].name}`);
     });
   }
+}
+
+/** The stretches of points without a gap: where each begins, and where the one behind its last point is. */
+function unbroken(points) {
+  const stretches = [];
+  points.forEach(({ at }, index) => {
+    if (index === 0 || at - points[index - 1].at > GAP_SECONDS) {
+      stretches.push({ first: index, end: index });
+    }
+    stretches.at(-1).end = index + 1;
+  });
+  return stretches;
 }
 
 function across(at) {
