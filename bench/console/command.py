@@ -58,7 +58,7 @@ def measure(parts: Sequence[str], model: str, *, quick: bool, progress: Progress
         cells += trio.run(look)
     if "recording" in parts:
         cells += recording_cells(
-            rounds=1 if quick else 12, count=200 if quick else 20_000, steps=16 if quick else 250, progress=progress
+            rounds=1 if quick else 12, asks=1 if quick else 10, steps=16 if quick else 250, progress=progress
         )
     if "attaching" in parts:
 

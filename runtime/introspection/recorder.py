@@ -1,6 +1,6 @@
 """A flight recorder: what has passed lately between the actors of a system, in a bounded ring.
 
-It listens to the kernel (`runtime.kernel.recording`) and keeps a tuple for each message that is over: who sent it to whom, when, how
+It listens to the kernel (`runtime.kernel.recording`) and keeps an entry of each message that is over: who sent it to whom, when, how
 long it waited and was handled, and what became of it. Of its content nothing is kept but an estimate of its size, unless payloads are
 asked for. Actors add notes of their own, among them what a queue decided (`actors.replay`).
 
@@ -13,12 +13,11 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from heapq import merge
-from operator import itemgetter
 from time import perf_counter
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 import trio
@@ -36,13 +35,24 @@ FIELD_BYTES = 5
 ITEM_BYTES = 4
 """Of a text or a list in a message, for each of its items, about."""
 SAME_SECONDS = 0.001
-ENTRY_BYTES = 240
+ENTRY_BYTES = 140
 """What a message's entry takes, about."""
 
 T = TypeVar("T")
 
-_Entry = tuple[int, Any, str | None, str, type[Message], float, float, bool, str, int]
-"""`Handled`, and whether somebody waited, the outcome (empty: as it should) and the size."""
+FIELDS = 7
+"""Of an entry, which is a `Handled`. The ring holds the fields one after the other: it is several per cent of an ask whether each entry
+is an object of its own that stays."""
+
+
+class _Told(NamedTuple):
+    """In the place of `Handled.sent`, of a message that the recorder was told more of."""
+
+    sent: Any
+    asks: bool
+    outcome: str
+    """Empty: as it should."""
+    size: int
 
 
 class Shelf(Generic[T]):
@@ -94,8 +104,8 @@ class Recorder:
         """On Trio's clock."""
         self.readers = 0
         self.number: Callable[[], int] = itertools.count(1).__next__
-        self._ring: deque[Handled | _Entry] = deque(maxlen=entries_max)
-        self.keep: Callable[[Handled], None] | None = self._ring.append
+        self._ring: deque[Any] = deque(maxlen=FIELDS * entries_max)
+        self.keep: Callable[[Handled], None] | None = self._ring.extend
         self._notes: Shelf[tuple[str, float, Any]] = Shelf(entries_max, NOTE_BYTES_MAX)
         self._payloads: Shelf[Message] | None = None
         self._payload_readers = 0
@@ -113,7 +123,8 @@ class Recorder:
         number, ended, message, sent = self.number(), self.clock(), envelope.message, envelope.sent
         size = size_of(message)
         sender = _sender(envelope)
-        self._ring.append((number, sent, sender, actor, type(message), started, ended, envelope.asks, outcome, size))
+        told = _Told(sent, envelope.asks, outcome, size)
+        self._ring.extend((number, told, sender, actor, type(message), started, ended))
         if outcome is Outcome.LATER:  # what is still to come of it is its answer
             envelope.sent = ("answer", ended, sender)
         if self._payloads is not None:
@@ -131,15 +142,15 @@ class Recorder:
     @property
     def last(self) -> int:
         """The number of the latest entry; 0 when there is none."""
-        return max(self._ring[-1][0] if self._ring else 0, self._notes.last)
+        return max(self._ring[-FIELDS] if self._ring else 0, self._notes.last)
 
     def __len__(self) -> int:
-        return len(self._ring) + len(self._notes)
+        return len(self._ring) // FIELDS + len(self._notes)
 
     @property
     def bytes_kept(self) -> int:
         """About what the rings hold."""
-        return len(self._ring) * ENTRY_BYTES + self._notes.bytes + (self._payloads.bytes if self._payloads else 0)
+        return len(self._ring) // FIELDS * ENTRY_BYTES + self._notes.bytes + (self._payloads.bytes if self._payloads else 0)
 
     def keep_payloads(self) -> None:
         """Keep whole messages from now on, until as many `drop_payloads` have been called. They are dropped then."""
@@ -151,15 +162,15 @@ class Recorder:
         """A reader of whole messages has gone."""
         self._payload_readers -= 1
         if not self._payload_readers:
-            self._payloads, self.keep = None, self._ring.append
+            self._payloads, self.keep = None, self._ring.extend
 
     def read(self, after: int = 0, *, payloads: bool = False) -> Iterator[Record]:
         """What has a higher number than `after`, in order, as it is at this moment; encoding is up to the caller, piece by piece."""
-        entries = list(self._ring)
-        if entries and entries[0][0] <= after:
-            entries = entries[bisect_right(entries, after, key=itemgetter(0)) :]
+        fields = list(self._ring)
+        first = FIELDS * bisect_right(fields[::FIELDS], after)
         kept = self._payloads.after(after) if payloads and self._payloads is not None else []
         contents = {number: message for number, _, message in kept}
+        entries = (fields[at : at + FIELDS] for at in range(first, len(fields), FIELDS))
         messages = (self._passed(entry, contents.get(entry[0])) for entry in entries)
         notes = (Noted(number, at, actor, data) for number, _, (actor, at, data) in self._notes.after(after))
         return merge(messages, notes, key=lambda record: record.number)
@@ -170,26 +181,18 @@ class Recorder:
         held = []
         for cell in system.cells():
             for envelope, state, started in cell.held():
-                kind, sender = type(envelope.message), _sender(envelope)
-                entry = (
-                    0,
-                    envelope.sent,
-                    sender,
-                    cell.name,
-                    kind,
-                    started,
-                    now,
-                    envelope.asks,
-                    state,
-                    size_of(envelope.message),
-                )
+                told = _Told(envelope.sent, envelope.asks, state, size_of(envelope.message))
+                entry = (0, told, _sender(envelope), cell.name, type(envelope.message), started, now)
                 held.append(self._passed(entry, None))
         return held
 
-    def _passed(self, entry: Handled | _Entry, message: Message | None) -> Passed:
-        number, sent, waits, receiver, kind, started, ended = entry[:7]
+    def _passed(self, entry: Sequence[Any], message: Message | None) -> Passed:
+        number, sent, waits, receiver, kind, started, ended = entry
+        told = sent if type(sent) is _Told else None
+        if told is not None:
+            sent = told.sent
         way, sent_at, sender = sent if isinstance(sent, tuple) else ("ask", sent, waits)
-        asks, outcome, size = entry[7:] or (way == "ask", "", empty_size(kind))
+        asks, outcome, size = (way == "ask", "", empty_size(kind)) if told is None else told[1:]
         begun = None if started == NEVER_STARTED else started
         return Passed(
             number=number,

@@ -26,7 +26,7 @@ from tripower.runtime.kernel.actor import LATER, Actor, Ref, Seen
 from tripower.runtime.kernel.envelope import Envelope, Note
 from tripower.runtime.kernel.errors import ActorGone, DeadlineExceeded, InboxFull, TripowerError
 from tripower.runtime.kernel.messages import Message, Stop
-from tripower.runtime.kernel.recording import NEVER_STARTED, Outcome, Recording, is_long
+from tripower.runtime.kernel.recording import NEVER_STARTED, Handled, Outcome, Recording, is_long
 from tripower.runtime.kernel.statistics import ActorStatistics
 from tripower.runtime.kernel.supervision import Strategy, Supervision
 
@@ -344,7 +344,7 @@ class Cell:
         on_message, now = actor.on_message, trio.lowlevel.current_clock().current_time
         me, wait, abort = trio.lowlevel.current_task(), trio.lowlevel.wait_task_rescheduled, self._abort_park
         name, long = self.name, self._long
-        known: Recording | None = None
+        keep: Callable[[Handled], None] | None = None
         scope_deadline = math.inf
         burst = 0
         pause_at = math.inf
@@ -404,13 +404,13 @@ class Cell:
                     self._handled += 1
                     recording = self.recording
                     if recording is not None:
-                        if recording is not known:
-                            known, clock, number = recording, recording.clock, recording.number
-                        kind, task, keep = type(envelope.message), envelope._task, recording.keep
-                        if keep is None or (long and kind in long):
+                        if recording.keep is not keep:  # another one listens, or the same to more
+                            keep, clock, number = recording.keep, recording.clock, recording.number
+                        if keep is None or (long and type(envelope.message) in long):
                             recording.over(name, envelope, time)
                         else:
-                            keep((number(), envelope.sent, task and task.name, name, kind, time, clock()))
+                            task = envelope._task
+                            keep((number(), envelope.sent, task and task.name, name, type(envelope.message), time, clock()))
                     if envelope.asks and not envelope.give(answer):
                         actor.on_undelivered(envelope.message, answer)
         return False

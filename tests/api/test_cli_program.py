@@ -285,3 +285,19 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
         child.stdout.close()
         assert child.stderr.read() == b""
         assert child.wait(60) == exit_codes.BY_SIGNAL + 13
+
+
+ENDING = """
+import atexit, signal, sys
+atexit.register(signal.raise_signal, signal.SIGINT)
+from tripower.api.cli import start
+sys.argv = ["tripower", "--version"]
+start()
+"""
+
+
+def test_ctrl_c_does_not_interrupt_the_end_of_the_process(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDING], env=environment(tmp_path), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "") and ended.stdout.startswith("tripower ")
