@@ -53,18 +53,30 @@ def test_the_tree_and_the_plots_move(page: Page, slow_url: str) -> None:
     page.wait("!document.querySelector('#tree .request') && !document.querySelector('#tree .seats i.taken')")
 
 
+LOOKED_TWICE = """(() => {
+    const answer = window.fetch;
+    window.fetch = async (...asked) => {
+        const response = await answer(...asked);
+        if (!String(asked[0]).endsWith("/ui/state")) return response;
+        const state = await response.json();
+        const point = (at) => ({ at, tokens_per_second: 5, running: 1, waiting: 0 });
+        state.overview.history = [-60, -59, -3, -2, -1, 0].map(point);
+        return new Response(JSON.stringify(state), { status: response.status, headers: response.headers });
+    };
+})()"""
+
+
 def test_where_nobody_looked_nothing_is_drawn(page: Page) -> None:
     with scripted() as server:
         page.open(f"{server.url}/ui#status")
-        page.wait("document.querySelector('#tree').innerText.includes('api')")
-        points = [{"at": at, "tokens_per_second": 5} for at in (-60, -59, -3, -2, -1, 0)]
-        drawn = f"""(() => {{
-            const node = document.createElement("figure");
-            const plot = new Plot(node, [{{ name: "tokens/s", of: (point) => point.tokens_per_second }}]);
-            plot.draw({points}, [5]);
-            return [...node.querySelectorAll("path")].map((path) => path.getAttribute("d"));
-        }})()"""
-        area, line = page.evaluate(drawn)
+        page.evaluate(LOOKED_TWICE)
+        page.wait(
+            "(document.querySelector('#speed-plot path.line:not(.area)').getAttribute('d') ?? '').split('L').length === 5"
+        )
+        line, area = (
+            page.evaluate(f"document.querySelector('#speed-plot .{kind}').getAttribute('d')")
+            for kind in ("line:not(.area)", "area")
+        )
         assert [part.count("L") for part in line.split("M")] == [0, 1, 3], line
         assert [part.count("Z") for part in area.split("M")] == [0, 1, 1], area
 
