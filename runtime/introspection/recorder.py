@@ -166,7 +166,9 @@ class Recorder:
 
     def read(self, after: int = 0, *, payloads: bool = False) -> Iterator[Record]:
         """What has a higher number than `after`, in order, as it is at this moment; encoding is up to the caller, piece by piece."""
-        fields = list(self._ring)
+        ring = self._ring
+        most = FIELDS * (ring[-FIELDS] - after) if ring else 0  # numbers rise, so no more can be newer: readers along ask often
+        fields = list(ring) if most >= len(ring) else list(itertools.islice(reversed(ring), max(0, most)))[::-1]
         first = FIELDS * bisect_right(fields[::FIELDS], after)
         kept = self._payloads.after(after) if payloads and self._payloads is not None else []
         contents = {number: message for number, _, message in kept}
