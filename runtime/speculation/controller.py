@@ -29,9 +29,9 @@ HOT_WIDTHS = (1, 2, 3, 4, 5, 7, 8, 11, 15, 23, 31, 47, 63, 64)
 GRADES = (1, 2, 3, 5, 10)
 """Matched tokens from which a guess belongs to the next grade."""
 GRADE_OF = tuple(sum(length <= matched for length in GRADES) for matched in range(GRADES[-1]))
-FIRST_RATES = (0.12, 0.35, 0.45, 0.62, 0.84, 0.95)
+FIRST_RATES = (0.1, 0.27, 0.5, 0.66, 0.86, 0.96)
 """By grade, how often the first guess of a draft is right before anything is known of this request."""
-NEXT_RATES = (0.55, 0.7, 0.72, 0.83, 0.9, 0.96)
+NEXT_RATES = (0.5, 0.55, 0.65, 0.8, 0.89, 0.97)
 """The same of a guess behind a right one."""
 PRIOR_WEIGHT = 3.0
 """Guesses that the numbers above count for."""

@@ -72,7 +72,7 @@ class SpeculationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     """A draft model stops in front of a token that it believes in less than this. Lookups have no probabilities."""
     ngram_max: int = 5
     """Longest suffix of prompt and output that is looked up."""
-    ngram_min: int = 2
+    ngram_min: int = 1
     """Shortest suffix that is looked up."""
     adaptive: bool = True
     """Widths follow what this request's guesses were worth; otherwise each draft is as long as `draft_max` allows."""

@@ -27,8 +27,9 @@ from tripower.backends.picolm.native.linear_code import EXPERT_TILE, expert_code
 from tripower.backends.picolm.native.target import Target
 from tripower.backends.picolm.native.tiles import Tile, TileTable
 
-ITEM_ROWS_MAX = 16
-"""Rows that one attention tile serves together."""
+ITEM_ROWS_MAX = 8
+"""Rows that one attention tile serves together: 16 guesses of one sequence make two items, which two threads share evenly even
+where kv heads are three."""
 
 
 def heads_per_tile(shape: AttentionShape) -> int:
