@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 
 from tripower.runtime.engine.constraint import Constraint, TokenMask
+from tripower.runtime.engine.contract import EngineInfo
 from tripower.runtime.engine.step_table import StepTable
 
 SPARE_TOKENS = 64
@@ -18,14 +19,31 @@ SPARE_TOKENS = 64
 log = logging.getLogger("tripower.steps")
 
 
-def ask_draft(table: StepTable, slot: int, most: int, rows_beside: int, vocabulary_size: int) -> list[int]:
-    """At most `most` tokens for a step that has `rows_beside` rows of others: none that ends the text or that a constraint forbids."""
+def reading_cost(info: EngineInfo, positions: Sequence[int]) -> float:
+    """What sequences of so many positions add to a step by their number: the bytes of their states over those of the weights.
+
+    In steps with one row. A step reads every weight once and each sequence's keys and values; the table of row costs is of one
+    sequence, so one of average length is left out. This is what makes further rows of a sequence cheap beside other sequences.
+    """
+    if len(positions) < 2 or not info.weight_bytes:
+        return 0.0
+    beside = sum(positions) * (len(positions) - 1) / len(positions)
+    return info.state_bytes_per_token * beside / info.weight_bytes
+
+
+def ask_draft(
+    table: StepTable, slot: int, most: int, rows_beside: int, vocabulary_size: int, reading: float = 0.0
+) -> list[int]:
+    """At most `most` tokens for a step that has `rows_beside` rows of others: none that ends the text or that a constraint forbids.
+
+    `reading`: see `reading_cost`.
+    """
     drafter = table.drafter[slot]
     if drafter is None or most < 1 or drafter.quiet:
         return []
     tally, began = table.tally, time.perf_counter()
     try:
-        tokens = list(drafter.propose(most, rows_beside))[:most]
+        tokens = list(drafter.propose(most, rows_beside, reading))[:most]
         ends = table.ends[slot]
         for place, token in enumerate(tokens):
             if not 0 <= token < vocabulary_size or token in ends:

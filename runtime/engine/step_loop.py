@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tripower.runtime.engine.constraint import Constraint, TokenMask
-from tripower.runtime.engine.drafts import ask_draft, masks_along, share_rows, tell_drafter
+from tripower.runtime.engine.drafts import ask_draft, masks_along, reading_cost, share_rows, tell_drafter
 from tripower.runtime.engine.logprobs import NO_LOGPROBS, RowReport
 from tripower.runtime.engine.step_table import INVALID_LOGITS, NOT_DRAWN, StepTable
 
@@ -72,10 +72,12 @@ def _ask_drafts(engine: StepEngine, table: StepTable) -> dict[int, list[int]]:
         return drafts
     beside = sum(1 for pending in table.pending if pending) - 1
     left = table.rows_max - beside - 1
+    waiting = [int(position) for position, pending in zip(table.position, table.pending, strict=False) if pending]
+    reading = reading_cost(engine.info, waiting)
     for place, slot in enumerate(asking):
         room = engine.info.context_max - int(table.position[slot]) - 1
         most = min(int(table.remaining[slot]) - 1, room, share_rows(left, len(asking) - place))
-        if tokens := ask_draft(table, slot, most, beside, engine.info.vocabulary_size):
+        if tokens := ask_draft(table, slot, most, beside, engine.info.vocabulary_size, reading):
             drafts[slot] = tokens
             left -= len(tokens)
             beside += len(tokens)

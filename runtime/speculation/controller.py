@@ -97,16 +97,19 @@ class Controller:
         self._next = [Rate(prior) for prior in NEXT_RATES]
         self.ledger = Ledger(loan)
 
-    def choose(self, most: int, matched: int, rows_beside: int, *, first: float = 0.0, each: float = 0.0) -> int:
+    def choose(
+        self, most: int, matched: int, rows_beside: int, *, reading: float = 0.0, first: float = 0.0, each: float = 0.0
+    ) -> int:
         """How many of `most` guesses to evaluate in a step that has `rows_beside` rows of others; 0 for none.
 
-        Others' rows are taken to bring a token each: what counts is the step's tokens for the step's cost. `first` and `each` are what
-        making the first guess and a further one costs, in steps with one row.
+        Others' rows are taken to bring a token each: what counts is the step's tokens for the step's cost. `reading` is what others'
+        states add to that, `first` and `each` are what making the first guess and a further one costs, in steps with one row.
         """
         costs, rows = self._costs, rows_beside + 1
         grade = grade_of(matched)
         reach, following = self._first[grade].value, self._next[grade].value
-        plain, price = costs.step(rows), costs.share(rows)
+        plain = costs.step(rows) + reading
+        price = plain / rows
         best, best_yield = 0, rows / plain
         expected, counted = float(rows), 0
         for width in self._widths:
@@ -115,7 +118,7 @@ class Controller:
                 expected += reach
                 reach *= following
                 counted += 1
-            cost = costs.step(rows + width) + first + each * (width - 1)
+            cost = costs.step(rows + width) + reading + first + each * (width - 1)
             if expected > best_yield * cost and self.ledger.affords(cost - plain, price):
                 best, best_yield = width, expected / cost
             if width == most:
@@ -147,10 +150,10 @@ class Controller:
         self._first[grade].fade()
         self._next[grade].fade()
 
-    def settle(self, proposed: int, tokens: int, rows_beside: int, spent: float = 0.0) -> float:
+    def settle(self, proposed: int, tokens: int, rows_beside: int, spent: float = 0.0, reading: float = 0.0) -> float:
         """A step with `proposed` guesses, made for `spent`, brought `tokens`; how many plain steps that saved, below 0 if it cost more."""
         rows = rows_beside + 1
-        extra, price = self._costs.extra(rows, proposed) + spent, self._costs.share(rows)
+        extra, price = self._costs.extra(rows, proposed) + spent, (self._costs.step(rows) + reading) / rows
         self.ledger.enter(extra, price, tokens)
         return tokens - 1 - extra / price
 

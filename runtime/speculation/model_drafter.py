@@ -40,20 +40,20 @@ class ModelDrafter(SourceDrafter):
         self.started = False
         """Whether the first token is there: see `AdaptiveDrafter`."""
         self._width_max, self._width_min = width_max, width_min
-        self._rows_beside = 0
+        self._rows_beside, self._reading = 0, 0.0
         self._guesses: Sequence[int] = ()
 
     @property
     def quiet(self) -> int:
         return FOR_EVER if self.source.lost else self.circuit.quiet
 
-    def propose(self, most: int, rows_beside: int = 0) -> Sequence[int]:
-        self._rows_beside, self._guesses = rows_beside, ()
+    def propose(self, most: int, rows_beside: int = 0, reading: float = 0.0) -> Sequence[int]:
+        self._rows_beside, self._reading, self._guesses = rows_beside, reading, ()
         most = min(most, self._width_max)
         if self.circuit.resting or most < self._width_min:
             return ()
         first, each = self.source.first_cost, self.source.token_cost
-        width = self.controller.choose(most, MATCHED, rows_beside, first=first, each=each)
+        width = self.controller.choose(most, MATCHED, rows_beside, reading=reading, first=first, each=each)
         if not width or width < self._width_min:
             return ()
         self._guesses = self.source.guess(width)
@@ -72,13 +72,13 @@ class ModelDrafter(SourceDrafter):
     def _judge(self, tokens: Sequence[int], proposed: int) -> None:
         """Learn from what was guessed, all of which was paid for, and from what was evaluated of it."""
         right = self.controller.judge(self._guesses, tokens, MATCHED)
-        saved = self.controller.settle(proposed, len(tokens), self._rows_beside, self.spent)
+        saved = self.controller.settle(proposed, len(tokens), self._rows_beside, self.spent, self._reading)
         self.circuit.drafted(min(right, proposed), saved)
 
     def _pass(self) -> None:
         """A token came without a guess."""
         if self.started:
-            self.controller.settle(0, 1, self._rows_beside)
+            self.controller.settle(0, 1, self._rows_beside, reading=self._reading)
         self.started = True
         self.controller.fade(MATCHED)
         self.circuit.passed(self.circuit.resting)

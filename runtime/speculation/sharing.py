@@ -27,27 +27,42 @@ class Pace:
         self.cost = 0.0
         self.plain = 0.0
 
-    def settle(self, costs: RowCosts, plain_rows: int, drafted_rows: int, tokens: int, spent: float = 0.0) -> None:
-        """A step with so many plain and guessed rows of everybody, made for `spent`, brought this member `tokens`."""
-        self.cost = self.cost * KEPT + costs.step(plain_rows + drafted_rows) + spent
-        self.plain = self.plain * KEPT + costs.step(plain_rows) * tokens
+    def settle(
+        self,
+        costs: RowCosts,
+        plain_rows: int,
+        drafted_rows: int,
+        tokens: int,
+        *,
+        spent: float = 0.0,
+        reading: float = 0.0,
+    ) -> None:
+        """A step with so many plain and guessed rows of everybody, made for `spent`, brought this member `tokens`.
+
+        `reading`: what the sequences' states added to it.
+        """
+        self.cost = self.cost * KEPT + costs.step(plain_rows + drafted_rows) + reading + spent
+        self.plain = self.plain * KEPT + (costs.step(plain_rows) + reading) * tokens
 
 
-def draft_room(costs: RowCosts, paces: Iterable[Pace], plain_rows: int, most: int, *, each: float = 0.0) -> int:
+def draft_room(
+    costs: RowCosts, paces: Iterable[Pace], plain_rows: int, most: int, *, each: float = 0.0, reading: float = 0.0
+) -> int:
     """How many guessed rows a step with `plain_rows` may have, at most `most`. `paces` are of all members that decode.
 
-    `each` is what making a guess costs, in steps with one row: everybody waits for that as well.
+    `each` is what making a guess costs, in steps with one row: everybody waits for that as well. `reading` is what the sequences'
+    states add to the step.
     A member alone in its step has no neighbours, and its own drafter's ledger looks after it.
     """
     members = list(paces)
     if len(members) < 2:
         return most
-    plain = costs.step(plain_rows)
+    plain = costs.step(plain_rows) + reading
     bound = min(LATER_MAX * (pace.plain * KEPT + plain) - pace.cost * KEPT for pace in members)
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
-        if costs.step(plain_rows + middle) + each * middle <= bound:
+        if costs.step(plain_rows + middle) + reading + each * middle <= bound:
             low = middle
         else:
             high = middle - 1

@@ -110,4 +110,4 @@ def _take(member: Member, proposed: int, tokens: int, costs: RowCosts, plain_row
     member.at += tokens
     member.cost += costs.step(plain_rows + drafted) + spent
     member.plain += costs.step(plain_rows) * tokens
-    member.pace.settle(costs, plain_rows, drafted, tokens, spent)
+    member.pace.settle(costs, plain_rows, drafted, tokens, spent=spent)

@@ -50,8 +50,8 @@ class Eager(SourceDrafter):
 
     quiet = 0
 
-    def propose(self, most: int, rows_beside: int = 0) -> Sequence[int]:
-        return self._inner.propose(most, rows_beside)
+    def propose(self, most: int, rows_beside: int = 0, reading: float = 0.0) -> Sequence[int]:
+        return self._inner.propose(most, rows_beside, reading)
 
     def accept(self, tokens: Sequence[int], proposed: int) -> None:
         self._counts.append(proposed)

@@ -14,8 +14,8 @@ from tripower.backends.picolm.native.boundary import DRAWS_ALL, DRAWS_LATER
 from tripower.backends.picolm.native.kernels.sampler.settings import looks_back
 from tripower.backends.picolm.native.program import Program
 from tripower.backends.picolm.native.slots import Array
-from tripower.runtime.engine import StepTable
-from tripower.runtime.engine.drafts import ask_draft, guesses_left, share_rows
+from tripower.runtime.engine import EngineInfo, StepTable
+from tripower.runtime.engine.drafts import ask_draft, guesses_left, reading_cost, share_rows
 from tripower.runtime.engine.step_loop import ask_mask
 from tripower.runtime.engine.step_table import NOT_DRAWN
 from tripower.runtime.speculation import DEFAULT_ROW_COSTS, Pace, RowCosts, draft_room
@@ -29,8 +29,9 @@ NO_RUNS: Mapping[int, Sequence[int]] = {}
 class RowSharing:
     """What an engine's steps cost, and how the guesses of some have cost others: it lasts from job to job."""
 
-    def __init__(self, costs: Sequence[float]) -> None:
-        self.costs = RowCosts(costs) if costs else DEFAULT_ROW_COSTS
+    def __init__(self, info: EngineInfo) -> None:
+        self.info = info
+        self.costs = RowCosts(info.row_costs) if info.row_costs else DEFAULT_ROW_COSTS
         self._paces: dict[int, Pace] = {}
 
     def paces(self, sequences: Sequence[int]) -> list[Pace]:
@@ -43,7 +44,7 @@ class StepDrafts:
     """The guesses of one job's steps, one step after the other. On the lane."""
 
     def __init__(self, program: Program, table: StepTable, sharing: RowSharing) -> None:
-        self._program, self._table, self._costs = program, table, sharing.costs
+        self._program, self._table, self._costs, self._info = program, table, sharing.costs, sharing.info
         self._paces = sharing.paces(table.sequence[: table.slots].tolist())
         self.slots = [slot for slot in range(table.slots) if table.drafter[slot] is not None]
         """Those that have a drafter."""
@@ -51,8 +52,8 @@ class StepDrafts:
         self.proposed: dict[int, list[int]] = {}
         """By slot, what the present step evaluates as guesses."""
         self._left = {slot: guesses_left(table, slot) for slot in self.slots}
-        self._spent = 0.0
-        """What the present step's guesses cost to make."""
+        self._spent = self._reading = 0.0
+        """What the present step's guesses cost to make, and what the sequences' states add to it."""
         self._in_vain = 0
         """Questions in a row to which nobody had a guess."""
         self._rest = 0
@@ -89,10 +90,13 @@ class StepDrafts:
         left = min(table.rows_max, program.rows_max, program.drawn_max) - waiting
         drafters = [drafter for slot in asking if (drafter := table.drafter[slot]) is not None]
         each = max((drafter.token_cost for drafter in drafters), default=0.0)
-        left = draft_room(self._costs, paces, waiting + prompts, max(left, 0), each=each)
+        contexts = [position for position, count in zip(slots.position.tolist(), pending, strict=False) if count]
+        self._reading = reading_cost(self._info, contexts)
+        left = draft_room(self._costs, paces, waiting + prompts, max(left, 0), each=each, reading=self._reading)
+        vocabulary = program.model.decoder.vocabulary_size
         for place, slot in enumerate(asking):
             most = min(int(slots.remaining[slot]) - 1, self._left[slot], share_rows(left, len(asking) - place))
-            tokens = ask_draft(table, slot, most, waiting - 1 + prompts, program.model.decoder.vocabulary_size)
+            tokens = ask_draft(table, slot, most, waiting - 1 + prompts, vocabulary, self._reading)
             if tokens:
                 later = table.constraint[slot] is not None or slot in self._looking_back
                 slots.put_drafts(slot, tokens, DRAWS_LATER if later else DRAWS_ALL)
@@ -151,7 +155,8 @@ class StepDrafts:
         rows = sum(evaluated) - kept
         for slot, pace in enumerate(self._paces):
             if drawn[slot] != NOT_DRAWN:
-                pace.settle(self._costs, rows, guessed, len(runs.get(slot, (0,))), self._spent)
+                tokens = len(runs.get(slot, (0,)))
+                pace.settle(self._costs, rows, guessed, tokens, spent=self._spent, reading=self._reading)
 
     def end_step(self) -> dict[int, list[int]]:
         """The step is committed; what it had as guesses."""

@@ -35,7 +35,7 @@ class NativeEngine(PagedEngine):
         super().__init__(program.pool.table)
         self.info = info
         self._program: Program | None = program
-        self._sharing = RowSharing(info.row_costs)
+        self._sharing = RowSharing(info)
         self._own_table = StepTable(slots_max=program.slots_max, steps_max=1, rows_max=program.rows_max)
 
     def step(self, rows: Sequence[StepRow]) -> list[int]:
@@ -128,7 +128,7 @@ class NativeEngine(PagedEngine):
     def take_row_costs(self, costs: tuple[float, ...]) -> None:
         """Say what was measured of steps with 1, 2, 4, … rows. Before the first job."""
         self.info = msgspec.structs.replace(self.info, row_costs=costs)
-        self._sharing = RowSharing(costs)
+        self._sharing = RowSharing(self.info)
 
     @property
     def _usable(self) -> Program:

@@ -161,6 +161,16 @@ def test_a_full_step_gives_width_back() -> None:
     assert controller.choose(8, matched=3, rows_beside=15) == 0
 
 
+def test_beside_long_texts_a_guess_is_worth_its_row_sooner() -> None:
+    """What the others' states add to a step is paid for each token, guessed or not."""
+    controller = Controller(NATIVE)
+    controller.ledger.enter(0.0, 1.0, 100)
+    widths = [controller.choose(8, matched=3, rows_beside=3, reading=reading) for reading in (0.0, 1.0, 4.0)]
+    assert widths == sorted(widths) and widths[0] < widths[-1]
+    saved = [Controller(NATIVE).settle(2, 2, 3, reading=reading) for reading in (0.0, 1.0)]
+    assert saved[0] < saved[1]
+
+
 @pytest.mark.parametrize("most", range(12))
 def test_a_width_is_one_of_the_few_or_all_that_there_is(most: int) -> None:
     controller = Controller(FREE)

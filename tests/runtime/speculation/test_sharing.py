@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tripower.runtime.engine import EngineInfo
+from tripower.runtime.engine.drafts import reading_cost
 from tripower.runtime.speculation import (
     Lookup,
     Member,
@@ -43,6 +46,27 @@ def test_beside_a_plain_neighbour_room_is_saved_up_and_spent() -> None:
             pace.settle(EVEN, 2, rooms[-1], 1)
     assert rooms[0] == 0
     assert 1 <= sum(rooms) <= 8
+
+
+def test_what_states_add_to_a_step_makes_a_row_the_smaller_part_of_it() -> None:
+    """So more of them are within a twentieth."""
+    rooms = [draft_room(EVEN, [Pace(), Pace()], 2, 8, reading=reading) for reading in (0.0, 3.0, 9.0)]
+    assert rooms == sorted(rooms) and rooms[0] == 0 < rooms[-1]
+    paces = [Pace(), Pace()]
+    for pace in paces:
+        pace.settle(EVEN, 2, 2, 1, reading=3.0)
+    assert paces[0].cost == EVEN.step(4) + 3.0 and paces[0].plain == EVEN.step(2) + 3.0
+
+
+def test_a_sequence_alone_adds_nothing_and_each_further_one_its_share_of_bytes() -> None:
+    info = EngineInfo(
+        backend="toy", architecture="toy", context_max=99, vocabulary_size=9, sequences_max=4,
+        weight_bytes=1000, state_bytes_per_token=2,
+    )  # fmt: skip
+    assert reading_cost(info, []) == reading_cost(info, [500]) == 0
+    assert reading_cost(info, [500, 500]) == pytest.approx(1.0)
+    assert reading_cost(info, [100, 200, 300]) == pytest.approx(0.8)
+    assert reading_cost(msgspec.structs.replace(info, weight_bytes=0), [500, 500]) == 0
 
 
 def test_right_guesses_make_room() -> None:

@@ -166,12 +166,30 @@ def test_while_a_drafter_rests_the_native_loop_runs_ahead(engine: NativeEngine, 
     assert table.control[2] == 64  # STEPS_MAX
 
 
+def test_a_drafter_hears_what_other_sequences_states_add_to_a_step(engine: NativeEngine) -> None:
+    heard: list[float] = []
+
+    class Hearing(Teller):
+        def propose(self, most: int, rows_beside: int = 0, reading: float = 0.0) -> Sequence[int]:
+            heard.append(reading)
+            return super().propose(most, rows_beside, reading)
+
+    members = [Member(prompt=PROMPT, remaining=8, sampling=GREEDY) for _ in range(2)]
+    drawn = alone(engine, members[0]).drawn
+    run(engine, members[:1], [Hearing(drawn)])
+    assert heard and not any(heard)
+    heard.clear()
+    run(engine, members, [Hearing(drawn), Hearing(drawn)])
+    each = engine.info.state_bytes_per_token / engine.info.weight_bytes
+    assert heard[0] == pytest.approx(each * (len(PROMPT)), rel=0.1) and heard[0] <= heard[-1]
+
+
 def test_a_drafter_that_had_nothing_for_a_while_is_asked_again(engine: NativeEngine) -> None:
     class Late(Teller):
         """Has nothing before it was told so many tokens."""
 
-        def propose(self, most: int, rows_beside: int = 0) -> Sequence[int]:
-            return super().propose(most, rows_beside) if len(self.told) >= 12 else ()
+        def propose(self, most: int, rows_beside: int = 0, reading: float = 0.0) -> Sequence[int]:
+            return super().propose(most, rows_beside, reading) if len(self.told) >= 12 else ()
 
     member = Member(prompt=PROMPT, remaining=40, sampling=GREEDY)
     drawn = alone(engine, member).drawn
