@@ -63,7 +63,7 @@ async def longest_holds(console: ConsoleClient) -> tuple[float, float]:
 
 async def forget_places(console: ConsoleClient) -> None:
     """As if nobody had looked at the tree before."""
-    await _python(console, "__import__('tripower.runtime.introspection.task_tree', fromlist=['*']).PLACES.last.clear()")
+    await _python(console, "from tripower.runtime.introspection.task_tree import PLACES; PLACES.last.clear()")
 
 
 async def _python(console: ConsoleClient, line: str) -> str:
