@@ -39,7 +39,8 @@ class Drafter(Protocol):
 
         `most` is what the step has room for; how many are worth their rows is the drafter's own decision. `rows_beside` are the rows
         that the step has besides this sequence's first one: a further row is cheap in a small step and may cost its full price in a
-        large one. `reading` is what the other sequences' states add to the step, as `drafts.reading_cost` has it. A step that fails is asked for again: proposing changes nothing that a later proposal depends on.
+        large one. `reading` is what the other sequences' states add to the step, as `drafts.reading_cost` has it. A step that fails is
+        asked for again: proposing changes nothing that a later proposal depends on.
         """
 
     def accept(self, tokens: Sequence[int], proposed: int) -> None:

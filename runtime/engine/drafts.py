@@ -31,9 +31,7 @@ def reading_cost(info: EngineInfo, positions: Sequence[int]) -> float:
     return info.state_bytes_per_token * beside / info.weight_bytes
 
 
-def ask_draft(
-    table: StepTable, slot: int, most: int, rows_beside: int, vocabulary_size: int, reading: float = 0.0
-) -> list[int]:
+def ask_draft(table: StepTable, slot: int, most: int, rows_beside: int, vocabulary_size: int, reading: float) -> list[int]:
     """At most `most` tokens for a step that has `rows_beside` rows of others: none that ends the text or that a constraint forbids.
 
     `reading`: see `reading_cost`.

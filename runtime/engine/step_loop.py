@@ -70,10 +70,10 @@ def _ask_drafts(engine: StepEngine, table: StepTable) -> dict[int, list[int]]:
     drafts: dict[int, list[int]] = {}
     if not asking:
         return drafts
-    beside = sum(1 for pending in table.pending if pending) - 1
+    contexts = [int(table.position[slot]) for slot, pending in enumerate(table.pending) if pending]
+    beside = len(contexts) - 1
     left = table.rows_max - beside - 1
-    waiting = [int(position) for position, pending in zip(table.position, table.pending, strict=False) if pending]
-    reading = reading_cost(engine.info, waiting)
+    reading = reading_cost(engine.info, contexts)
     for place, slot in enumerate(asking):
         room = engine.info.context_max - int(table.position[slot]) - 1
         most = min(int(table.remaining[slot]) - 1, room, share_rows(left, len(asking) - place))
