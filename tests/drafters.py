@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from tripower.runtime.engine.drafting import ALONE, Beside
+
 
 class Teller:
     """Proposes what its `answer` has next, with a share of `wrong` guesses, at most `width` at a time; keeps what it was told."""
@@ -25,8 +27,8 @@ class Teller:
     def quiet(self) -> int:
         return 0
 
-    def propose(self, most: int, rows_beside: int = 0, reading: float = 0.0) -> Sequence[int]:
-        assert most >= 1 and rows_beside >= 0 and reading >= 0
+    def propose(self, most: int, beside: Beside = ALONE) -> Sequence[int]:
+        assert most >= 1 and beside.rows >= 0 and beside.prompts >= 0 and beside.reading >= 0
         width = self._width if not 0 < self._wrong < 1 else self._chance.randint(0, self._width)
         known = self._answer[len(self.told) : len(self.told) + min(width, most)]
         return [
@@ -53,9 +55,9 @@ class Resting(Teller):
     def quiet(self) -> int:
         return max(self._until - len(self.told), 0)
 
-    def propose(self, most: int, rows_beside: int = 0, reading: float = 0.0) -> Sequence[int]:
+    def propose(self, most: int, beside: Beside = ALONE) -> Sequence[int]:
         assert not self.quiet, "asked while it rests"
-        return super().propose(most, rows_beside, reading)
+        return super().propose(most, beside)
 
     def accept(self, tokens: Sequence[int], proposed: int) -> None:
         super().accept(tokens, proposed)
@@ -70,10 +72,10 @@ class Failing(Teller):
         super().__init__([1, 2, 3] * 20)
         self._when = when
 
-    def propose(self, most: int, rows_beside: int = 0, reading: float = 0.0) -> Sequence[int]:
+    def propose(self, most: int, beside: Beside = ALONE) -> Sequence[int]:
         if self._when == "asked":
             raise RuntimeError("the drafter is lost")
-        return super().propose(most, rows_beside, reading)
+        return super().propose(most, beside)
 
     def accept(self, tokens: Sequence[int], proposed: int) -> None:
         if self._when == "told":

@@ -145,8 +145,8 @@ class Comparison:
 
 
 def compared(name: str, groups: Sequence[Sequence[Pair]], note: str, target: Target | None = None) -> Cell:
-    """Geometric means over groups, of each side's speed and of the ratios: of each group the smaller one of both orders."""
-    ratio = geometric_mean(smaller_of_orders((pair.ours_first, pair.ratio) for pair in group) for group in groups)
+    """Geometric means over groups, of each side's speed and of the ratios: the smaller one of both orders."""
+    ratio = smaller_of_orders(((pair.ours_first, pair.ratio) for pair in group) for group in groups)
     cell = single_cell(name, geometric_mean(pair.ours.speed for group in groups for pair in group), unit="tokens/s", note=note)
     peer = single_cell(name, geometric_mean(pair.peer.speed for group in groups for pair in group), unit="tokens/s").ours
     return msgspec.structs.replace(

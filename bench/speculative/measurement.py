@@ -121,7 +121,7 @@ class Measurement:
             cells += [*self._all_cells(width)]
         if self.plan.each:
             cells += [
-                single_cell(f"{name}, group {number} × {width}", score(group), unit="×")
+                single_cell(f"{name}, group {number} × {width}", score([group]), unit="×")
                 for (name, width), groups in self.rounds.items()
                 for number, group in enumerate(groups, 1)
             ]
@@ -130,12 +130,10 @@ class Measurement:
     def _all_cells(self, width: int) -> Iterator[Cell]:
         """Of all work that repeats its prompt."""
         for rounds, what, target in ((self.rounds, COLD, TARGETS.get(width)), (self.warm, WARM, None)):
-            every = [score(group) for name in REPETITIVE for group in rounds.get((name, width), [])]
+            every = [group for name in REPETITIVE for group in rounds.get((name, width), [])]
             if every:
                 note = "geometric mean of edit, quote, code and json, prompts included"
-                yield single_cell(
-                    f"all repetitive × {width}, {what}", geometric_mean(every), unit="×", target=target, note=note
-                )
+                yield single_cell(f"all repetitive × {width}, {what}", score(every), unit="×", target=target, note=note)
 
     def _work_cells(self, name: str, width: int) -> Iterator[Cell]:
         cold, warm = self.rounds[name, width], self.warm[name, width]
@@ -187,11 +185,11 @@ class Measurement:
 
 
 def _cell(name: str, groups: Rounds, *, steady: bool = False, target: Target | None = None) -> Cell:
-    """One kind of work at one concurrency: the geometric mean of its groups' scores."""
-    scores = [score(group, steady=steady) for group in groups]
+    """One kind of work at one concurrency."""
+    worst = min(score([group], steady=steady) for group in groups)
     samples = [sample for group in groups for sample in group[0].guessing.samples]
-    note = f"{_counts(samples)}; the worst of {len(scores)} is {min(scores):.2f} ×"
-    return single_cell(name, geometric_mean(scores), unit="×", target=target, note=note)
+    note = f"{_counts(samples)}; the worst of {len(groups)} is {worst:.2f} ×"
+    return single_cell(name, score(groups, steady=steady), unit="×", target=target, note=note)
 
 
 def _counts(samples: Sequence[Sample]) -> str:

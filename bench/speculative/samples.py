@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 import trio
@@ -105,22 +105,32 @@ async def _run_one(runtime: Runtime, request: GenerationRequest) -> Sample:
     )
 
 
-def score(rounds: Sequence[Round], *, steady: bool = False) -> float:
-    """How many times as fast one group is with guesses."""
-    ratios = []
+def score(groups: Iterable[Sequence[Round]], *, steady: bool = False) -> float:
+    """How many times as fast these groups are with guesses."""
+    return smaller_of_orders(_ratios(rounds, steady) for rounds in groups)
+
+
+def _ratios(rounds: Sequence[Round], steady: bool) -> Iterator[tuple[bool, float]]:
     for each in rounds:
         ours, theirs = (each.guessing.steady, each.plain.steady) if steady else (each.guessing.speed, each.plain.speed)
         if theirs:
-            ratios.append((each.plain_first, ours / theirs))
-    return smaller_of_orders(ratios)
+            yield each.plain_first, ours / theirs
 
 
-def smaller_of_orders(ratios: Iterable[tuple[bool, float]]) -> float:
-    """Of ratios and the order that each was measured in: the median of each order, and the smaller one of both; 1 of none."""
-    found: dict[bool, list[float]] = {}
-    for order, ratio in ratios:
-        found.setdefault(order, []).append(ratio)
-    return min((statistics.median_low(each) for each in found.values()), default=1.0)
+def smaller_of_orders(groups: Iterable[Iterable[tuple[bool, float]]]) -> float:
+    """Of ratios and the order that each was measured in: of each order the geometric mean of its groups' medians, and the smaller one of both.
+
+    1 of none. A side that gains by going first gains in every group; what only one group loses in one order is the machine's noise, and
+    taken from every group by itself it would be taken for a loss.
+    """
+    medians: dict[bool, list[float]] = {}
+    for group in groups:
+        found: dict[bool, list[float]] = {}
+        for order, ratio in group:
+            found.setdefault(order, []).append(ratio)
+        for order, ratios in found.items():
+            medians.setdefault(order, []).append(statistics.median_low(ratios))
+    return min((geometric_mean(each) for each in medians.values()), default=1.0)
 
 
 def geometric_mean(values: Iterable[float]) -> float:

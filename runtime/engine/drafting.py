@@ -13,6 +13,21 @@ from typing import Protocol
 import attrs
 
 
+@attrs.frozen
+class Beside:
+    """What a step has besides one sequence's own rows: it decides what a further row costs, and what a token is worth."""
+
+    rows: int = 0
+    """Others' last tokens, and guesses behind them: about a token each."""
+    prompts: int = 0
+    """Rows of prompts. They bring nobody a token, and cost what they cost whenever they are evaluated."""
+    reading: float = 0.0
+    """What others' states add to the step, in steps with one row: see `drafts.reading_cost`."""
+
+
+ALONE = Beside()
+
+
 class Drafter(Protocol):
     """Belongs to one sequence; made off the lane, used on the lane from the sequence's first step on. Synchronous.
 
@@ -34,13 +49,12 @@ class Drafter(Protocol):
     def spent(self) -> float:
         """What the proposals since the last token cost, in steps with one row."""
 
-    def propose(self, most: int, rows_beside: int = 0, reading: float = 0.0) -> Sequence[int]:
+    def propose(self, most: int, beside: Beside = ALONE) -> Sequence[int]:
         """At most `most` tokens that may follow what has been accepted so far; none where there is no good guess.
 
-        `most` is what the step has room for; how many are worth their rows is the drafter's own decision. `rows_beside` are the rows
-        that the step has besides this sequence's first one: a further row is cheap in a small step and may cost its full price in a
-        large one. `reading` is what the other sequences' states add to the step, as `drafts.reading_cost` has it. A step that fails is
-        asked for again: proposing changes nothing that a later proposal depends on.
+        `most` is what the step has room for; how many are worth their rows is the drafter's own decision: a further row is cheap in a
+        small step and may cost its full price in a large one. A step that fails is asked for again: proposing changes nothing that a
+        later proposal depends on.
         """
 
     def accept(self, tokens: Sequence[int], proposed: int) -> None:

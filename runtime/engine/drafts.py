@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from tripower.runtime.engine.constraint import Constraint, TokenMask
 from tripower.runtime.engine.contract import EngineInfo
+from tripower.runtime.engine.drafting import Beside
 from tripower.runtime.engine.step_table import StepTable
 
 SPARE_TOKENS = 64
@@ -31,17 +32,14 @@ def reading_cost(info: EngineInfo, positions: Sequence[int]) -> float:
     return info.state_bytes_per_token * beside / info.weight_bytes
 
 
-def ask_draft(table: StepTable, slot: int, most: int, rows_beside: int, vocabulary_size: int, reading: float) -> list[int]:
-    """At most `most` tokens for a step that has `rows_beside` rows of others: none that ends the text or that a constraint forbids.
-
-    `reading`: see `reading_cost`.
-    """
+def ask_draft(table: StepTable, slot: int, most: int, beside: Beside, vocabulary_size: int) -> list[int]:
+    """At most `most` tokens for a step that has so much of others: none that ends the text or that a constraint forbids."""
     drafter = table.drafter[slot]
     if drafter is None or most < 1 or drafter.quiet:
         return []
     tally, began = table.tally, time.perf_counter()
     try:
-        tokens = list(drafter.propose(most, rows_beside, reading))[:most]
+        tokens = list(drafter.propose(most, beside))[:most]
         ends = table.ends[slot]
         for place, token in enumerate(tokens):
             if not 0 <= token < vocabulary_size or token in ends:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tripower.runtime.engine.constraint import Constraint, TokenMask
+from tripower.runtime.engine.drafting import Beside
 from tripower.runtime.engine.drafts import ask_draft, masks_along, reading_cost, share_rows, tell_drafter
 from tripower.runtime.engine.logprobs import NO_LOGPROBS, RowReport
 from tripower.runtime.engine.step_table import INVALID_LOGITS, NOT_DRAWN, StepTable
@@ -77,7 +78,7 @@ def _ask_drafts(engine: StepEngine, table: StepTable) -> dict[int, list[int]]:
     for place, slot in enumerate(asking):
         room = engine.info.context_max - int(table.position[slot]) - 1
         most = min(int(table.remaining[slot]) - 1, room, share_rows(left, len(asking) - place))
-        if tokens := ask_draft(table, slot, most, beside, engine.info.vocabulary_size, reading):
+        if tokens := ask_draft(table, slot, most, Beside(beside, 0, reading), engine.info.vocabulary_size):
             drafts[slot] = tokens
             left -= len(tokens)
             beside += len(tokens)

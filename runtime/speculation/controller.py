@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tripower.runtime.engine.drafting import Beside
 from tripower.runtime.speculation.row_costs import RowCosts
 from tripower.runtime.speculation.settings import DRAFT_ADAPTIVE
 
@@ -97,20 +98,17 @@ class Controller:
         self._next = [Rate(prior) for prior in NEXT_RATES]
         self.ledger = Ledger(loan)
 
-    def choose(
-        self, most: int, matched: int, rows_beside: int, *, reading: float = 0.0, first: float = 0.0, each: float = 0.0
-    ) -> int:
-        """How many of `most` guesses to evaluate in a step that has `rows_beside` rows of others; 0 for none.
+    def choose(self, most: int, matched: int, beside: Beside, *, first: float = 0.0, each: float = 0.0) -> int:
+        """How many of `most` guesses to evaluate in a step that has so much of others; 0 for none.
 
-        Others' rows are taken to bring a token each: what counts is the step's tokens for the step's cost. `reading` is what others'
-        states add to that, `first` and `each` are what making the first guess and a further one costs, in steps with one row.
+        Others' rows are taken to bring a token each: what counts is tokens for their cost. `first` and `each` are what making the first
+        guess and a further one costs, in steps with one row.
         """
-        costs, rows = self._costs, rows_beside + 1
+        costs, rows = self._costs, beside.rows + 1
         grade = grade_of(matched)
         reach, following = self._first[grade].value, self._next[grade].value
-        plain = costs.step(rows) + reading
-        price = plain / rows
-        best, best_yield = 0, rows / plain
+        price = costs.token(beside)
+        best, best_yield = 0, 1 / price
         expected, counted = float(rows), 0
         for width in self._widths:
             width = min(width, most)
@@ -118,8 +116,9 @@ class Controller:
                 expected += reach
                 reach *= following
                 counted += 1
-            cost = costs.step(rows + width) + reading + first + each * (width - 1)
-            if expected > best_yield * cost and self.ledger.affords(cost - plain, price):
+            extra = costs.guesses(beside, width) + first + each * (width - 1)
+            cost = price * rows + extra
+            if expected > best_yield * cost and self.ledger.affords(extra, price):
                 best, best_yield = width, expected / cost
             if width == most:
                 break
@@ -150,10 +149,9 @@ class Controller:
         self._first[grade].fade()
         self._next[grade].fade()
 
-    def settle(self, proposed: int, tokens: int, rows_beside: int, spent: float = 0.0, reading: float = 0.0) -> float:
+    def settle(self, proposed: int, tokens: int, beside: Beside, spent: float = 0.0) -> float:
         """A step with `proposed` guesses, made for `spent`, brought `tokens`; how many plain steps that saved, below 0 if it cost more."""
-        rows = rows_beside + 1
-        extra, price = self._costs.extra(rows, proposed) + spent, (self._costs.step(rows) + reading) / rows
+        extra, price = self._costs.guesses(beside, proposed) + spent, self._costs.token(beside)
         self.ledger.enter(extra, price, tokens)
         return tokens - 1 - extra / price
 

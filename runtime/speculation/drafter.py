@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tripower.runtime.engine.drafting import Drafter
+from tripower.runtime.engine.drafting import ALONE, Beside, Drafter
 from tripower.runtime.kernel.errors import InvalidConfiguration
 from tripower.runtime.speculation.circuit import Circuit
 from tripower.runtime.speculation.controller import Controller
@@ -41,7 +41,7 @@ class AdaptiveDrafter(SourceDrafter):
         self.started = False
         """Whether the first token is there: the prompt's last row drew it, so it took no step of its own."""
         self._width_max, self._width_min = width_max, width_min
-        self._rows_beside, self._reading = 0, 0.0
+        self._beside = ALONE
         self._expected: int | None = None
         self._expected_for = 0
 
@@ -49,14 +49,14 @@ class AdaptiveDrafter(SourceDrafter):
     def quiet(self) -> int:
         return self.circuit.quiet
 
-    def propose(self, most: int, rows_beside: int = 0, reading: float = 0.0) -> Sequence[int]:
-        self._rows_beside, self._reading = rows_beside, reading
+    def propose(self, most: int, beside: Beside = ALONE) -> Sequence[int]:
+        self._beside = beside
         if self.circuit.resting or most < self._width_min:
             return ()
         guesses = self.source.guess(min(most, self._width_max))
         if len(guesses) < self._width_min:
             return ()
-        width = self.controller.choose(len(guesses), self.source.matched, rows_beside, reading=reading)
+        width = self.controller.choose(len(guesses), self.source.matched, beside)
         return guesses[:width] if width >= self._width_min else ()
 
     def accept(self, tokens: Sequence[int], proposed: int) -> None:
@@ -72,7 +72,7 @@ class AdaptiveDrafter(SourceDrafter):
         """Learn from an evaluated draft. The token behind it was guessed at as well, and tells for nothing."""
         matched = self.source.matched
         right = self.controller.judge(self.source.guess(proposed + 1), tokens, matched)
-        saved = self.controller.settle(proposed, len(tokens), self._rows_beside, reading=self._reading)
+        saved = self.controller.settle(proposed, len(tokens), self._beside)
         self.circuit.drafted(min(right, proposed), saved)
         self._expected = None
 
@@ -90,7 +90,7 @@ class AdaptiveDrafter(SourceDrafter):
             if right and len(guesses) > 1:
                 self._expected, self._expected_for = guesses[1], matched
         if self.started:
-            controller.settle(0, 1, self._rows_beside, reading=self._reading)
+            controller.settle(0, 1, self._beside)
         self.started = True
         self.circuit.passed(right)
         source.push(token)
@@ -105,7 +105,7 @@ class FixedDrafter(SourceDrafter):
         super().__init__(source)
         self._width_max, self._width_min = width_max, width_min
 
-    def propose(self, most: int, rows_beside: int = 0, reading: float = 0.0) -> Sequence[int]:
+    def propose(self, most: int, beside: Beside = ALONE) -> Sequence[int]:
         guesses = self.source.guess(min(most, self._width_max))
         return guesses if len(guesses) >= self._width_min else ()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tripower.runtime.engine import SamplingParameters
-from tripower.runtime.engine.drafting import Drafter
+from tripower.runtime.engine.drafting import ALONE, Beside, Drafter
 from tripower.runtime.speculation.circuit import Circuit
 from tripower.runtime.speculation.controller import Controller
 from tripower.runtime.speculation.draft_model import DraftModel
@@ -40,20 +40,20 @@ class ModelDrafter(SourceDrafter):
         self.started = False
         """Whether the first token is there: see `AdaptiveDrafter`."""
         self._width_max, self._width_min = width_max, width_min
-        self._rows_beside, self._reading = 0, 0.0
+        self._beside = ALONE
         self._guesses: Sequence[int] = ()
 
     @property
     def quiet(self) -> int:
         return FOR_EVER if self.source.lost else self.circuit.quiet
 
-    def propose(self, most: int, rows_beside: int = 0, reading: float = 0.0) -> Sequence[int]:
-        self._rows_beside, self._reading, self._guesses = rows_beside, reading, ()
+    def propose(self, most: int, beside: Beside = ALONE) -> Sequence[int]:
+        self._beside, self._guesses = beside, ()
         most = min(most, self._width_max)
         if self.circuit.resting or most < self._width_min:
             return ()
         first, each = self.source.first_cost, self.source.token_cost
-        width = self.controller.choose(most, MATCHED, rows_beside, reading=reading, first=first, each=each)
+        width = self.controller.choose(most, MATCHED, beside, first=first, each=each)
         if not width or width < self._width_min:
             return ()
         self._guesses = self.source.guess(width)
@@ -72,13 +72,13 @@ class ModelDrafter(SourceDrafter):
     def _judge(self, tokens: Sequence[int], proposed: int) -> None:
         """Learn from what was guessed, all of which was paid for, and from what was evaluated of it."""
         right = self.controller.judge(self._guesses, tokens, MATCHED)
-        saved = self.controller.settle(proposed, len(tokens), self._rows_beside, self.spent, self._reading)
+        saved = self.controller.settle(proposed, len(tokens), self._beside, self.spent)
         self.circuit.drafted(min(right, proposed), saved)
 
     def _pass(self) -> None:
         """A token came without a guess."""
         if self.started:
-            self.controller.settle(0, 1, self._rows_beside, reading=self._reading)
+            self.controller.settle(0, 1, self._beside)
         self.started = True
         self.controller.fade(MATCHED)
         self.circuit.passed(self.circuit.resting)

@@ -9,6 +9,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from math import inf
 
+from tripower.runtime.engine.drafting import Beside
+
 ROWS_TABULATED = 1024
 """Costs up to here are computed once; beyond, they follow the last slope."""
 
@@ -34,13 +36,21 @@ class RowCosts:
         """What a step with so many rows costs; one row costs 1."""
         return self._steps[rows] if rows <= ROWS_TABULATED else self._interpolate(rows)
 
-    def share(self, rows: int) -> float:
-        """What one row of a step with so many rows costs, all alike."""
-        return self.step(rows) / rows
-
     def extra(self, rows: int, more: int) -> float:
         """What `more` rows add to a step that has `rows` without them."""
         return self.step(rows + more) - self.step(rows)
+
+    def token(self, beside: Beside) -> float:
+        """What a token costs without guesses: a row's part of a step with so many others, without prompts.
+
+        Prompts are left out because they cost the same whenever they are evaluated; what a guess saves is a row of some later step.
+        """
+        rows = beside.rows + 1
+        return (self.step(rows) + beside.reading) / rows
+
+    def guesses(self, beside: Beside, count: int) -> float:
+        """What evaluating so many guesses adds to a step."""
+        return self.extra(beside.rows + beside.prompts + 1, count)
 
     def _interpolate(self, rows: int) -> float:
         table = self.measured

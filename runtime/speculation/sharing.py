@@ -4,6 +4,9 @@ A member of a batch sits through whole steps. Guessed rows make a step dearer fo
 tokens out of it. So each member has a pace: what the steps of late have cost it, beside what plain steps would have for as many tokens. A
 step gets only as many guessed rows as leave every member within 5 % of its plain pace even if all guesses are wrong. Members whose own guesses are
 right build up a margin; with a plain neighbour, or a chat, drafts get rows once in a while at most.
+
+Whoever is furthest behind its plain pace is asked first and may have all the room, since the margin of the last one is everybody's room in the
+next step. In equal parts, those who need none get as much as the one that everybody waits for.
 """
 
 from __future__ import annotations
@@ -43,6 +46,11 @@ class Pace:
         """
         self.cost = self.cost * KEPT + costs.step(plain_rows + drafted_rows) + reading + spent
         self.plain = self.plain * KEPT + (costs.step(plain_rows) + reading) * tokens
+
+    @property
+    def lag(self) -> float:
+        """How long its tokens take lately, in times of plain ones: below 1 for a member whose guesses are right."""
+        return self.cost / self.plain if self.plain else 1.0
 
 
 def draft_room(

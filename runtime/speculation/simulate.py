@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tripower.runtime.engine.drafting import Drafter
+from tripower.runtime.engine.drafting import ALONE, Beside, Drafter
 from tripower.runtime.speculation.row_costs import RowCosts
 from tripower.runtime.speculation.sharing import Pace, draft_room
 
@@ -38,18 +38,18 @@ class Simulation(msgspec.Struct, frozen=True):
         return self.baseline_cost / self.cost if self.cost else 1.0
 
 
-def simulate(output: Sequence[int], drafter: Drafter, costs: RowCosts, *, rows_beside: int = 0, most: int = 64) -> Simulation:
+def simulate(output: Sequence[int], drafter: Drafter, costs: RowCosts, *, beside: Beside = ALONE, most: int = 64) -> Simulation:
     """Let a drafter, made for the answer's prompt, draft its way through `output`. `most` is what steps have room for."""
     passes = proposed = accepted = 0
-    cost, share = 0.0, costs.share(rows_beside + 1)
+    cost, share = 0.0, costs.token(beside)
     if output:
         drafter.accept(output[:1], 0)
     at = 1
     while at < len(output):
         left = min(most, len(output) - at - 1)
-        draft = drafter.propose(left, rows_beside) if left else ()
+        draft = drafter.propose(left, beside) if left else ()
         right = _right(draft, output, at)
-        cost += share + costs.extra(rows_beside + 1, len(draft)) + drafter.spent
+        cost += share + costs.guesses(beside, len(draft)) + drafter.spent
         drafter.accept(output[at : at + right + 1], len(draft))
         at += right + 1
         passes += 1
@@ -85,9 +85,10 @@ def simulate_together(members: Sequence[Member], costs: RowCosts, *, rows_max: i
         each = max((drafter.token_cost for drafter in drafters), default=0.0)
         room = draft_room(costs, [member.pace for member in running], plain_rows, rows_max - plain_rows, each=each)
         drafted, drawn = 0, []
-        for member in running:
+        for member in sorted(running, key=lambda member: -member.pace.lag):
             left = min(room - drafted, len(member.output) - member.at - 1)
-            wanted = member.drafter.propose(left, plain_rows - 1 + drafted) if member.drafter is not None and left > 0 else ()
+            beside = Beside(plain_rows - 1 + drafted)
+            wanted = member.drafter.propose(left, beside) if member.drafter is not None and left > 0 else ()
             drafted += len(wanted)
             drawn.append((member, len(wanted), _right(wanted, member.output, member.at) + 1))
         spent = sum(drafter.spent for drafter in drafters)

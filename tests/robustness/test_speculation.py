@@ -29,6 +29,7 @@ from tripower.backends.picolm import drafted
 from tripower.runtime.configuration import Configuration, EngineSettings, SchedulerSettings
 from tripower.runtime.configuration.settings import SpeculationChoices
 from tripower.runtime.engine.constraint import JsonSchemaFormat, RegexFormat
+from tripower.runtime.engine.drafting import ALONE, Beside
 from tripower.runtime.speculation.drafter import FixedDrafter, SourceDrafter
 from tripower.runtime.store import Store
 
@@ -50,8 +51,8 @@ class Eager(SourceDrafter):
 
     quiet = 0
 
-    def propose(self, most: int, rows_beside: int = 0, reading: float = 0.0) -> Sequence[int]:
-        return self._inner.propose(most, rows_beside, reading)
+    def propose(self, most: int, beside: Beside = ALONE) -> Sequence[int]:
+        return self._inner.propose(most, beside)
 
     def accept(self, tokens: Sequence[int], proposed: int) -> None:
         self._counts.append(proposed)

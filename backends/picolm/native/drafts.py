@@ -15,7 +15,8 @@ from tripower.backends.picolm.native.kernels.sampler.settings import looks_back
 from tripower.backends.picolm.native.program import Program
 from tripower.backends.picolm.native.slots import Array
 from tripower.runtime.engine import EngineInfo, StepTable
-from tripower.runtime.engine.drafts import ask_draft, guesses_left, reading_cost, share_rows
+from tripower.runtime.engine.drafting import Beside
+from tripower.runtime.engine.drafts import ask_draft, guesses_left, reading_cost
 from tripower.runtime.engine.step_loop import ask_mask
 from tripower.runtime.engine.step_table import NOT_DRAWN
 from tripower.runtime.speculation import DEFAULT_ROW_COSTS, Pace, RowCosts, draft_room
@@ -34,9 +35,10 @@ class RowSharing:
         self.costs = RowCosts(info.row_costs) if info.row_costs else DEFAULT_ROW_COSTS
         self._paces: dict[int, Pace] = {}
 
-    def paces(self, sequences: Sequence[int]) -> list[Pace]:
-        """Of these sequences, and of no other from now on."""
-        self._paces = {sequence: self._paces.get(sequence) or Pace() for sequence in sequences}
+    def paces(self, sequences: Sequence[int], drawn: Sequence[int]) -> list[Pace]:
+        """Of these sequences, which have drawn so many tokens, and of no other from now on. Whoever has drawn none begins anew."""
+        known = [self._paces.get(sequence) if count else None for sequence, count in zip(sequences, drawn, strict=True)]
+        self._paces = {sequence: pace or Pace() for sequence, pace in zip(sequences, known, strict=True)}
         return list(self._paces.values())
 
 
@@ -45,7 +47,7 @@ class StepDrafts:
 
     def __init__(self, program: Program, table: StepTable, sharing: RowSharing) -> None:
         self._program, self._table, self._costs, self._info = program, table, sharing.costs, sharing.info
-        self._paces = sharing.paces(table.sequence[: table.slots].tolist())
+        self._paces = sharing.paces(table.sequence[: table.slots].tolist(), table.output_index[: table.slots].tolist())
         self.slots = [slot for slot in range(table.slots) if table.drafter[slot] is not None]
         """Those that have a drafter."""
         self._looking_back = frozenset(slot for slot in self.slots if looks_back(table.sampling[slot]))
@@ -94,9 +96,9 @@ class StepDrafts:
         self._reading = reading_cost(self._info, contexts)
         left = draft_room(self._costs, paces, waiting + prompts, max(left, 0), each=each, reading=self._reading)
         vocabulary = program.model.decoder.vocabulary_size
-        for place, slot in enumerate(asking):
-            most = min(int(slots.remaining[slot]) - 1, self._left[slot], share_rows(left, len(asking) - place))
-            tokens = ask_draft(table, slot, most, waiting - 1 + prompts, vocabulary, self._reading)
+        for slot in sorted(asking, key=lambda slot: -self._paces[slot].lag):
+            most = min(int(slots.remaining[slot]) - 1, self._left[slot], left)
+            tokens = ask_draft(table, slot, most, Beside(waiting - 1, prompts, self._reading), vocabulary)
             if tokens:
                 later = table.constraint[slot] is not None or slot in self._looking_back
                 slots.put_drafts(slot, tokens, DRAWS_LATER if later else DRAWS_ALL)

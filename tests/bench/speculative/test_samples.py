@@ -26,13 +26,21 @@ def both(plain: float, guessing: float, *, plain_first: bool) -> Round:
 
 def test_the_order_with_the_smaller_median_is_the_score() -> None:
     rounds = [both(4, 1, plain_first=True), both(4, 2, plain_first=True), both(3, 2, plain_first=False)]
-    assert score(rounds) == pytest.approx(1.5)
-    assert score(rounds[:2]) == pytest.approx(2)  # of an even number, the lower one
-    assert score(rounds, steady=True) == pytest.approx(1.5)
+    assert score([rounds]) == pytest.approx(1.5)
+    assert score([rounds[:2]]) == pytest.approx(2)  # of an even number, the lower one
+    assert score([rounds], steady=True) == pytest.approx(1.5)
+
+
+def test_an_order_is_judged_over_all_groups() -> None:
+    """Noise that helps one group in one order and another group in the other one says nothing against either order."""
+    first = [both(4, 2, plain_first=True), both(8, 2, plain_first=False)]
+    second = [both(8, 2, plain_first=True), both(4, 2, plain_first=False)]
+    assert score([first, second]) == pytest.approx(8**0.5)
+    assert score([first, first]) == pytest.approx(2)
 
 
 def test_a_tie_and_no_figure_at_all_keep_the_baseline() -> None:
-    assert score([both(2, 2, plain_first=True)]) == score([]) == 1
+    assert score([[both(2, 2, plain_first=True)]]) == score([[]]) == score([]) == 1
 
 
 def test_answers_are_the_same_if_every_token_is() -> None:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tripower.runtime.engine.drafting import ALONE, Beside
 from tripower.runtime.speculation import (
     SLOWEST,
     AdaptiveDrafter,
@@ -81,10 +82,13 @@ def test_no_answer_is_slower_than_the_bound_at_any_of_its_tokens(costs: RowCosts
     prompt=st.lists(st.integers(0, 4), max_size=40),
     output=st.lists(st.integers(0, 4), max_size=150),
     beside=st.sampled_from([0, 1, 3, 15]),
+    prompts=st.sampled_from([0, 24]),
 )
-def test_texts_of_few_tokens_stay_within_the_bound(costs: RowCosts, prompt: list[int], output: list[int], beside: int) -> None:
+def test_texts_of_few_tokens_stay_within_the_bound(
+    costs: RowCosts, prompt: list[int], output: list[int], beside: int, prompts: int
+) -> None:
     """Few different tokens: everything seems to have stood there before."""
-    result = simulate(output, adaptive(prompt, costs), costs, rows_beside=beside)
+    result = simulate(output, adaptive(prompt, costs), costs, beside=Beside(beside, prompts, 0.5 * beside))
     assert result.cost * SLOWEST <= result.baseline_cost + 1e-9
 
 
@@ -157,30 +161,39 @@ def test_a_full_step_gives_width_back() -> None:
     """The same guesses: alone they are worth a draft; where every row costs its full price they are not."""
     controller = Controller(NATIVE)
     controller.ledger.enter(0.0, 1.0, 100)
-    assert controller.choose(8, matched=3, rows_beside=0) >= 2
-    assert controller.choose(8, matched=3, rows_beside=15) == 0
+    assert controller.choose(8, matched=3, beside=ALONE) >= 2
+    assert controller.choose(8, matched=3, beside=Beside(15)) == 0
+
+
+def test_beside_a_prompt_a_guess_is_worth_what_it_is_beside_the_streams() -> None:
+    """A prompt's rows make the step longer, and bring no token that a guess could be measured by."""
+    controller = Controller(NATIVE)
+    controller.ledger.enter(0.0, 1.0, 100)
+    assert controller.choose(8, matched=20, beside=Beside(3, 24)) > 0
+    assert controller.choose(8, matched=20, beside=Beside(27)) == 0
+    assert Controller(NATIVE).settle(2, 2, Beside(3, 24)) < Controller(NATIVE).settle(2, 2, Beside(3))
 
 
 def test_beside_long_texts_a_guess_is_worth_its_row_sooner() -> None:
     """What the others' states add to a step is paid for each token, guessed or not."""
     controller = Controller(NATIVE)
     controller.ledger.enter(0.0, 1.0, 100)
-    widths = [controller.choose(8, matched=3, rows_beside=3, reading=reading) for reading in (0.0, 1.0, 4.0)]
+    widths = [controller.choose(8, matched=3, beside=Beside(3, 0, reading)) for reading in (0.0, 1.0, 4.0)]
     assert widths == sorted(widths) and widths[0] < widths[-1]
-    saved = [Controller(NATIVE).settle(2, 2, 3, reading=reading) for reading in (0.0, 1.0)]
+    saved = [Controller(NATIVE).settle(2, 2, Beside(3, 0, reading)) for reading in (0.0, 1.0)]
     assert saved[0] < saved[1]
 
 
 @pytest.mark.parametrize("most", range(12))
 def test_a_width_is_one_of_the_few_or_all_that_there_is(most: int) -> None:
     controller = Controller(FREE)
-    assert controller.choose(most, matched=20, rows_beside=0) in {*HOT_WIDTHS, most} - ({0} if most else set())
-    assert controller.choose(most, matched=20, rows_beside=0) <= most
+    assert controller.choose(most, matched=20, beside=ALONE) in {*HOT_WIDTHS, most} - ({0} if most else set())
+    assert controller.choose(most, matched=20, beside=ALONE) <= most
 
 
 def test_the_ledger_allows_no_debt_at_the_first_token() -> None:
-    assert Controller(EVEN).choose(8, matched=20, rows_beside=0) == 0
-    assert Controller(NATIVE).choose(8, matched=20, rows_beside=0) == 1
+    assert Controller(EVEN).choose(8, matched=20, beside=ALONE) == 0
+    assert Controller(NATIVE).choose(8, matched=20, beside=ALONE) == 1
 
 
 def test_steps_are_the_same_ones_each_time() -> None:
@@ -211,8 +224,8 @@ def iter_right(draft: Sequence[int], output: Sequence[int]) -> Iterator[int]:
 def test_a_step_that_fails_is_asked_for_again_and_gets_the_same_draft() -> None:
     drafter = adaptive(PROMPT, FREE)
     drafter.accept([2], 0)
-    draft = list(drafter.propose(4, rows_beside=2))
-    assert draft and draft == list(drafter.propose(4, rows_beside=2))
+    draft = list(drafter.propose(4, beside=Beside(2)))
+    assert draft and draft == list(drafter.propose(4, beside=Beside(2)))
     drafter.accept([9, 4], len(draft))
     assert list(drafter.propose(4)) != draft
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.runtime.speculation.drafts import OtherToy, answer_of, source_of
 from tripower.backends.toy import ToyEngine
+from tripower.runtime.engine.drafting import Beside
 from tripower.runtime.speculation import (
     SLOWEST,
     Member,
@@ -41,7 +42,7 @@ def drafted(
     output: Sequence[int], draft: OtherToy, costs: RowCosts, *, cost: float, beside: int = 0, width: int = 4
 ) -> Simulation:
     drafter = ModelDrafter(source_of(draft, PROMPT, cost=cost), costs, width_max=width)
-    return simulate(output, drafter, costs, rows_beside=beside)
+    return simulate(output, drafter, costs, beside=Beside(beside))
 
 
 def test_a_cheap_draft_that_is_right_saves_what_it_can() -> None:

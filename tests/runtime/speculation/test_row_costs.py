@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tripower.runtime.engine.drafting import Beside
 from tripower.runtime.speculation import RowCosts
 
 NATIVE = RowCosts((3.9, 3.9, 4.7, 8.3, 16.7))
@@ -25,7 +26,16 @@ def test_costs_are_interpolated_and_follow_the_last_slope(rows: int, millisecond
 def test_further_rows_cost_what_they_add() -> None:
     assert NATIVE.extra(1, 1) == 0
     assert NATIVE.extra(4, 4) == pytest.approx(3.6 / 3.9)
-    assert NATIVE.share(4) == pytest.approx(4.7 / 4 / 3.9)
+
+
+def test_a_token_costs_its_part_of_a_step_without_prompts() -> None:
+    assert NATIVE.token(Beside(3)) == NATIVE.token(Beside(3, 24)) == pytest.approx(4.7 / 4 / 3.9)
+    assert NATIVE.token(Beside(3, 0, 2.0)) == pytest.approx((4.7 / 3.9 + 2.0) / 4)
+
+
+def test_a_guess_costs_what_it_adds_to_the_whole_step() -> None:
+    assert NATIVE.guesses(Beside(3), 2) == NATIVE.extra(4, 2)
+    assert NATIVE.guesses(Beside(3, 24), 2) == NATIVE.extra(28, 2)
 
 
 def test_a_table_of_one_entry_says_that_rows_are_free() -> None:

@@ -28,6 +28,7 @@ from tripower.backends.picolm.native.engine import NativeEngine
 from tripower.backends.picolm.native.program import Program
 from tripower.backends.picolm.native.stepwise import Stepwise
 from tripower.runtime.engine import StepTable
+from tripower.runtime.engine.drafting import ALONE, Beside
 from tripower.runtime.engine.drafts import SPARE_TOKENS
 from tripower.runtime.speculation import RowCosts, SpeculationSettings, Strategy, make_drafter
 
@@ -120,13 +121,22 @@ def test_rows_of_wrong_guesses_are_not_kept(engine: NativeEngine) -> None:
     assert [table.proposed.get(step, {}).get(0, 0) for step in range(9)] == [0, 3, 3, 3, 3, 3, 2, 1, 0]
 
 
-def test_everybody_has_a_row_and_the_guesses_share_what_is_left(engine: NativeEngine) -> None:
+def test_everybody_has_a_row_and_the_guesses_get_what_is_left(engine: NativeEngine) -> None:
     members = [Member(prompt=PROMPT[slot : slot + 2], remaining=30, sampling=GREEDY) for slot in range(4)]
     answers = [alone(engine, member).drawn for member in members]
     drafters = [*(Teller(answer, width=16) for answer in answers[:3]), None]
     table = run(engine, members, drafters, steps=3, rows_max=10)
-    assert table.proposed == {1: {0: 2, 1: 2, 2: 2}, 2: {0: 2, 1: 2, 2: 2}}
-    assert table.evaluated[2, :4].tolist() == [3, 3, 3, 1]
+    assert [sum(table.proposed[step].values()) for step in (1, 2)] == [6, 6]
+    assert table.evaluated[1:3, :4].min() == 1 and table.evaluated[1:3, :4].sum(axis=1).tolist() == [10, 10]
+
+
+def test_who_is_furthest_behind_guesses_first(engine: NativeEngine) -> None:
+    """So after a step whose guesses went to one of them, the next step's go to the other."""
+    members = [Member(prompt=PROMPT[slot : slot + 2], remaining=30, sampling=GREEDY) for slot in range(2)]
+    drafters = [Teller(alone(engine, member).drawn, width=16) for member in members]
+    table = run(engine, members, drafters, steps=5, rows_max=6)
+    turns = [set(table.proposed[step]) for step in range(1, 5)]
+    assert turns == [turns[0], turns[1]] * 2 and turns[0] != turns[1]
 
 
 def continued(engine: NativeEngine, table: StepTable, *, steps: int, rows_max: int = 10) -> StepTable:
@@ -170,9 +180,9 @@ def test_a_drafter_hears_what_other_sequences_states_add_to_a_step(engine: Nativ
     heard: list[float] = []
 
     class Hearing(Teller):
-        def propose(self, most: int, rows_beside: int = 0, reading: float = 0.0) -> Sequence[int]:
-            heard.append(reading)
-            return super().propose(most, rows_beside, reading)
+        def propose(self, most: int, beside: Beside = ALONE) -> Sequence[int]:
+            heard.append(beside.reading)
+            return super().propose(most, beside)
 
     engine.info = msgspec.structs.replace(engine.info, weight_bytes=1000, state_bytes_per_token=10)
     engine.take_row_costs(engine.info.row_costs)
@@ -189,8 +199,8 @@ def test_a_drafter_that_had_nothing_for_a_while_is_asked_again(engine: NativeEng
     class Late(Teller):
         """Has nothing before it was told so many tokens."""
 
-        def propose(self, most: int, rows_beside: int = 0, reading: float = 0.0) -> Sequence[int]:
-            return super().propose(most, rows_beside, reading) if len(self.told) >= 12 else ()
+        def propose(self, most: int, beside: Beside = ALONE) -> Sequence[int]:
+            return super().propose(most, beside) if len(self.told) >= 12 else ()
 
     member = Member(prompt=PROMPT, remaining=40, sampling=GREEDY)
     drawn = alone(engine, member).drawn
