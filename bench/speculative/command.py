@@ -62,6 +62,7 @@ def _alone(
         mode=options.mode,
         tokens=_tokens(options),
         rounds=1 if options.quick else options.rounds,
+        quick=options.quick,
         prompts=1 if options.quick else options.prompts,
         concurrency=options.concurrency,
         work=work,
@@ -134,7 +135,9 @@ def _parser() -> argparse.ArgumentParser:
         help="the peer's kind of guesses, such as ngram-mod (the best of all, tried first)",
     )
     parser.add_argument("--tokens", type=count, default=256, metavar="N", help="longest answer (256)")
-    parser.add_argument("--rounds", type=count, default=1, metavar="N", help="rounds of each order (1)")
+    parser.add_argument(
+        "--rounds", type=count, default=1, metavar="N", help="rounds of each order, at least (1; 3 of several at a time)"
+    )
     parser.add_argument("--prompts", type=count, default=12, metavar="N", help="prompts of each kind of work, at most (12)")
     parser.add_argument("--concurrency", type=counts, default=(1, 4), metavar="N,…", help="answers at a time (1,4)")
     parser.add_argument("--work", metavar="NAME,…", help="kinds of work (all; beside a peer those that repeat their prompts)")

@@ -34,23 +34,32 @@ SAMPLED = SamplingChoices(temperature=0.8, seed=7)
 GREEDY = SamplingChoices(temperature=0.0)
 COLD, WARM = "request-wide", "request-wide, prompt kept"
 
+SAMPLES_MIN = 3
+"""Answers, or blocks of several at a time, that a cell has of each order: of one alone, noise would be the figure."""
+
 Rounds = list[list[Round]]
 """Of each group of prompts."""
 
 
 @attrs.frozen(kw_only=True)
 class Plan:
-    """How much is measured. `rounds` are of each order."""
+    """How much is measured."""
 
     model: str
     mode: str
     tokens: int
     rounds: int
+    """Of each order; more of a kind of work with few groups, unless `quick`."""
+    quick: bool
     prompts: int
     concurrency: tuple[int, ...]
     work: tuple[str, ...]
     threads: int
     each: bool
+
+    def rounds_of(self, groups: int) -> int:
+        """Of each order, where a kind of work has so many groups."""
+        return self.rounds if self.quick else max(self.rounds, -(-SAMPLES_MIN // groups))
 
 
 @attrs.define
@@ -75,23 +84,24 @@ class Measurement:
         for width in self.plan.concurrency:
             for name, prompts in chosen.items():
                 groups = [[prompt] for prompt in prompts] if width == 1 else [prompts]
-                self.rounds[name, width] = [await self._group(name, width, group, False) for group in groups]
-                self.warm[name, width] = [await self._group(name, width, group, True) for group in groups]
+                rounds = self.plan.rounds_of(len(groups))
+                for kept, found in ((False, self.rounds), (True, self.warm)):
+                    found[name, width] = [await self._group(name, width, group, rounds, kept) for group in groups]
         for name, prompts in chosen.items():
             self.progress(f"{name}, sampled")
             for prompt in prompts:
                 self.sampled.append((await self._round([prompt], 1, True, SAMPLED, False)).same)
         return list(self._cells(list(chosen)))
 
-    async def _group(self, name: str, width: int, prompts: Sequence[Prompt], warm: bool) -> list[Round]:
+    async def _group(self, name: str, width: int, prompts: Sequence[Prompt], rounds: int, warm: bool) -> list[Round]:
         """A prompt alone, or all of a kind of work, `width` of them at a time."""
         label, found = f"{name} × {width}{', kept' if warm else ''}", []
         if warm:
             evaluating = [msgspec.structs.replace(self._request(each, True, GREEDY, True), max_tokens=1) for each in prompts]
             await run_group(self.runtime, evaluating, at_once=width)
-        for number in range(self.plan.rounds):
+        for number in range(rounds):
             for plain_first in (True, False):
-                self.progress(f"{label}: {prompts[0].name}, round {number + 1} of {self.plan.rounds}")
+                self.progress(f"{label}: {prompts[0].name}, round {number + 1} of {rounds}")
                 found.append(await self._round(prompts, width, plain_first, GREEDY, warm))
         return found
 

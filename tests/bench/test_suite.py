@@ -30,9 +30,10 @@ def test_every_peer_and_bench_of_a_model_has_its_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("only", "count"), [(None, len(RUNS)), (["serving"], 6), (["mix", "disconnect"], 2), (["nothing-so-called"], 0)]
+    ("only", "count"),
+    [(None, len(RUNS)), (["serving"], 6), (["mix", "disconnect"], 2), (["nothing-so-called"], 0), (["speculative-smollm2"], 1)],
 )
-def test_runs_are_chosen_by_how_their_names_begin(only: list[str] | None, count: int) -> None:
+def test_runs_are_chosen_by_name_or_by_how_their_names_begin(only: list[str] | None, count: int) -> None:
     assert len(chosen(only)) == count
 
 
