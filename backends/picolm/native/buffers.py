@@ -28,9 +28,14 @@ class Rows:
         self.floats = zeros((rows, columns), np.float32) if floats else None
 
     @property
+    def arrays(self) -> tuple[NDArray[Any] | None, ...]:
+        """q, scale, sums, totals, floats, each [rows][…]; None for what no reader wants."""
+        return self.q, self.scale, self.sums, self.totals, self.floats
+
+    @property
     def words(self) -> tuple[int, ...]:
-        """Of a destination: q, scale, sums, totals, floats."""
-        return tuple(_address(each) for each in (self.q, self.scale, self.sums, self.totals, self.floats))
+        """Of a destination: the addresses of `arrays`."""
+        return tuple(0 if each is None else address(each) for each in self.arrays)
 
 
 class StepBuffers:
@@ -48,7 +53,3 @@ class StepBuffers:
         self.report_tokens = zeros((drawn_max, TOP_LOGPROBS_MAX), np.int32)
         self.item_row, self.item_rows = zeros(rows_max, np.int32), zeros(rows_max, np.int32)
         self.pages = zeros((slots_max, pages_per_slot), np.int32)
-
-
-def _address(array: NDArray[Any] | None) -> int:
-    return 0 if array is None else address(array)

@@ -22,6 +22,7 @@ from tripower.backends.picolm.native.kernels.quantise import build_quantise
 from tripower.backends.picolm.native.kernels.sampler.draw import build_draw, draw_scratch_bytes
 from tripower.backends.picolm.native.kernels.sampler.report import build_report, report_scratch_bytes
 from tripower.backends.picolm.native.kernels.softcap import build_softcap
+from tripower.backends.picolm.native.kernels.take_rows import build_take_rows
 from tripower.backends.picolm.native.kernels.weights.packing import Packed
 from tripower.backends.picolm.native.linear_code import EXPERT_TILE, expert_code, linear_code, linear_name
 from tripower.backends.picolm.native.target import Target
@@ -106,6 +107,7 @@ class KernelSet:
         target, decoder = self._target, self._decoder
         build_norm_quantise(module, target)
         build_quantise(module, target)
+        build_take_rows(module)
         build_activation(module, target, "activation", decoder.activation)
         build_attention(module, target, self.attention_shape, "attention")
         for index, shape in enumerate(self._rope_shapes):

@@ -2,6 +2,9 @@
 
 Rows between the layers are `state`, float32. A norm hands rows to the projections in the form that their weights want. Residuals
 are added by the projection itself, except where a norm comes between (`post_norms`).
+
+Behind the last layer's attention only rows of logits are of interest: of a prompt's rows usually one. They are taken out there, and what
+follows is evaluated for them alone, which saves most of a layer. A row's bits do not depend on the rows beside it.
 """
 
 from __future__ import annotations
@@ -53,6 +56,17 @@ class Places(msgspec.Struct, frozen=True):
     threads: int
 
 
+class Span(msgspec.Struct, frozen=True):
+    """The rows that stages are about: all of a step's, or its rows of logits, which lie next to each other then."""
+
+    state: np.ndarray
+    attended: Rows
+    count: int
+    """Which of the boundary's counts."""
+    classes_first: int
+    """The first of the counts of its classes."""
+
+
 class StepLayout:
     """Builds `stages`; owns the rows that they exchange."""
 
@@ -68,14 +82,17 @@ class StepLayout:
         self._queries, self._keys, self._values = (self._floats(rows, size) for size in (heads, keys, keys))
         self._normed = self._rows(rows, decoder.width, self._readers_of_norms())
         outputs = [self._layer(layer, "attn_output") for layer in range(decoder.layers)]
-        self._attended = self._rows(rows, heads, outputs)
+        self._all = Span(self._state, self._rows(rows, heads, outputs), ROWS, CLASSES_FIRST)
+        taken = self._floats(places.drawn_max, decoder.width), self._rows(places.drawn_max, heads, outputs[-1:])
+        self._taken = Span(*taken, DRAWN, CLASSES_FIRST + len(CLASS_MAX))
         self._final = self._rows(places.drawn_max, decoder.width, [model.head])
         self._make_feed_forward_rows()
         self._embed()
+        span = self._all
         for layer in range(decoder.layers):
-            self._add_attention(layer)
-            self._add_feed_forward(layer)
-        self._add_head()
+            span = self._add_attention(layer)
+            self._add_feed_forward(layer, span)
+        self._add_head(span)
 
     # Memory.
 
@@ -139,14 +156,15 @@ class StepLayout:
         )  # fmt: skip
         self.stages.add(Part(self._kernels.embed(packed), words, 1, ROWS))
 
-    def _add_attention(self, layer: int) -> None:
+    def _add_attention(self, layer: int) -> Span:
+        """Up to the norm before the feed-forward; the rows that it is for."""
         decoder, places = self._decoder, self._places
         if layer == 0 or not decoder.post_norms:
-            self._add_norm(self._vector(layer, "attn_norm.weight"))
+            self._add_norm(self._vector(layer, "attn_norm.weight"), self._all)
         self.stages.add(
-            *self._linear(layer, "attn_q", self._normed, self._queries),
-            *self._linear(layer, "attn_k", self._normed, self._keys),
-            *self._linear(layer, "attn_v", self._normed, self._values),
+            *self._linear(layer, "attn_q", self._normed, self._queries, self._all),
+            *self._linear(layer, "attn_k", self._normed, self._keys, self._all),
+            *self._linear(layer, "attn_v", self._normed, self._values, self._all),
         )
         step = places.step
         pool_words = self._pool_words(layer)
@@ -167,19 +185,36 @@ class StepLayout:
             )
         )  # fmt: skip
         self._add_attend(layer, pool_words)
+        span = self._all
+        if layer + 1 == decoder.layers and not decoder.has_experts(layer):
+            span = self._taken
+            self._take_rows()
         if decoder.post_norms:
-            self.stages.add(*self._linear(layer, "attn_output", self._attended, self._branch))
-            self._add_post_norm(layer, "post_attention_norm.weight", self._vector(layer, "ffn_norm.weight"))
+            self.stages.add(*self._linear(layer, "attn_output", span.attended, self._branch, span))
+            self._add_post_norm(layer, "post_attention_norm.weight", self._vector(layer, "ffn_norm.weight"), span)
         else:
-            self.stages.add(*self._linear(layer, "attn_output", self._attended, self._state, accumulate=True))
-            self._add_norm(self._vector(layer, "ffn_norm.weight"))
+            self.stages.add(*self._linear(layer, "attn_output", span.attended, span.state, span, accumulate=True))
+            self._add_norm(self._vector(layer, "ffn_norm.weight"), span)
+        return span
+
+    def _take_rows(self) -> None:
+        """Put rows of logits next to each other: what they have attended to, and their state."""
+        words = [address(self._places.step.drawn_row)]
+        sources = self._all.state, *self._all.attended.arrays
+        for source, taken in zip(sources, (self._taken.state, *self._taken.attended.arrays), strict=True):
+            if source is None or taken is None:
+                words += [0, 0, 0]
+            else:
+                words += [address(source), address(taken), taken[:1].nbytes]
+        self.stages.add(Part("take_rows", tuple(words), 1, DRAWN))
 
     def _add_attend(self, layer: int, pool_words: Sequence[int]) -> None:
         decoder, step = self._decoder, self._places.step
         shape = self._kernels.attention_shape
         per_tile = heads_per_tile(shape)
-        in_blocks = shape.quantises or self._attended.q is None
-        words = self._attended.words if in_blocks else (0, 0, 0, 0, address(self._queries))
+        attended = self._all.attended
+        in_blocks = shape.quantises or attended.q is None
+        words = attended.words if in_blocks else (0, 0, 0, 0, address(self._queries))
         self.stages.add(
             Part(
                 "attention",
@@ -194,34 +229,35 @@ class StepLayout:
         )  # fmt: skip
         if not in_blocks:
             columns = self._queries.shape[1]
-            words = (address(self._queries), columns, columns, *self._attended.words)
+            words = (address(self._queries), columns, columns, *attended.words)
             self.stages.add(Part("quantise", words, 1, ROWS))
 
-    def _add_feed_forward(self, layer: int) -> None:
+    def _add_feed_forward(self, layer: int, span: Span) -> None:
         decoder = self._decoder
-        out = self._branch if decoder.post_norms else self._state
+        out = self._branch if decoder.post_norms else span.state
         if decoder.has_experts(layer):
             self._add_mixture(layer, out)
         else:
             gate, up = (each.reshape(-1)[: self._places.rows_max * decoder.feed_forward] for each in (self._gate, self._up))
             gate, up = (each.reshape(-1, decoder.feed_forward) for each in (gate, up))
             self.stages.add(
-                *self._linear(layer, "ffn_gate", self._normed, gate), *self._linear(layer, "ffn_up", self._normed, up)
+                *self._linear(layer, "ffn_gate", self._normed, gate, span),
+                *self._linear(layer, "ffn_up", self._normed, up, span),
             )
-            self._add_activation(decoder.feed_forward, 1, self._inside)
-            self.stages.add(*self._linear(layer, "ffn_down", self._inside, out, accumulate=not decoder.post_norms))
+            self._add_activation(decoder.feed_forward, 1, self._inside, span)
+            self.stages.add(*self._linear(layer, "ffn_down", self._inside, out, span, accumulate=not decoder.post_norms))
         if decoder.post_norms:
             last = layer + 1 == decoder.layers
-            self._add_post_norm(layer, "post_ffw_norm.weight", 0 if last else self._vector(layer + 1, "attn_norm.weight"))
+            self._add_post_norm(layer, "post_ffw_norm.weight", 0 if last else self._vector(layer + 1, "attn_norm.weight"), span)
 
-    def _add_activation(self, columns: int, rows_each: int, into: Rows) -> None:
+    def _add_activation(self, columns: int, rows_each: int, into: Rows, span: Span) -> None:
         words = (address(self._gate), address(self._up), columns, columns, CHUNK, *into.words)
-        self.stages.add(Part("activation", words, rows_each * -(-columns // CHUNK), ROWS))
+        self.stages.add(Part("activation", words, rows_each * -(-columns // CHUNK), span.count))
 
     def _add_mixture(self, layer: int, out: np.ndarray) -> None:
         """Router, the chosen experts' feed-forwards, and their weighted sum. A pair is a row and one of its experts."""
         decoder, used, inside = self._decoder, self._decoder.experts_used, self._decoder.expert_feed_forward
-        self.stages.add(*self._linear(layer, "ffn_gate_inp", self._normed, self._scores))
+        self.stages.add(*self._linear(layer, "ffn_gate_inp", self._normed, self._scores, self._all))
         words = (
             address(self._scores), decoder.experts, used, address(self._chosen), address(self._shares),
             int(decoder.expert_weights_normalised), _bits(EXPERT_WEIGHT_SUM_MIN),
@@ -231,7 +267,7 @@ class StepLayout:
             self._experts(layer, "ffn_gate_exps", self._normed, self._gate, inside, per_pair=False),
             self._experts(layer, "ffn_up_exps", self._normed, self._up, inside, per_pair=False),
         )
-        self._add_activation(inside, used, self._expert_inside)
+        self._add_activation(inside, used, self._expert_inside, self._all)
         self.stages.add(
             self._experts(layer, "ffn_down_exps", self._expert_inside, self._pair_outputs, decoder.width, per_pair=True)
         )
@@ -252,16 +288,15 @@ class StepLayout:
         columns = -(-(packed.strips // experts) // EXPERT_TILE.strips)
         return Part(self._kernels.expert(packed), words, columns, PAIRS, EXPERT_TILE.rows_per_tile)
 
-    def _add_head(self) -> None:
+    def _add_head(self, span: Span) -> None:
         decoder, places, model = self._decoder, self._places, self._model
         norm = model.vectors["output_norm.weight"]
+        rows = address(places.step.drawn_row) if span is self._all else 0
         words = (
-            address(self._state), decoder.width, decoder.width, address(norm), self._epsilon,
-            address(places.step.drawn_row), *self._final.words,
+            address(span.state), decoder.width, decoder.width, address(norm), self._epsilon, rows, *self._final.words,
         )  # fmt: skip
         self.stages.add(Part("norm_quantise", words, 1, DRAWN))
-        first = CLASSES_FIRST + len(CLASS_MAX)
-        self.stages.add(*self._linear_parts(model.head, self._final, places.logits, 0, accumulate=False, classes_first=first))
+        self.stages.add(*self._linear_parts(model.head, self._final, places.logits, 0, self._taken, accumulate=False))
         if decoder.logit_softcap:
             words = (
                 address(places.logits),
@@ -276,25 +311,27 @@ class StepLayout:
         )
         self.stages.add(Part("boundary", (), 1, ONE))
 
-    def _add_norm(self, weight: int) -> None:
+    def _add_norm(self, weight: int, span: Span) -> None:
         width = self._decoder.width
-        words = (address(self._state), width, width, weight, self._epsilon, 0, *self._normed.words)
-        self.stages.add(Part("norm_quantise", words, 1, ROWS))
+        words = (address(span.state), width, width, weight, self._epsilon, 0, *self._normed.words)
+        self.stages.add(Part("norm_quantise", words, 1, span.count))
 
-    def _add_post_norm(self, layer: int, name: str, following: int) -> None:
+    def _add_post_norm(self, layer: int, name: str, following: int, span: Span) -> None:
         width = self._decoder.width
         words = (
-            address(self._branch), width, width, self._vector(layer, name), self._epsilon, address(self._state), following,
+            address(self._branch), width, width, self._vector(layer, name), self._epsilon, address(span.state), following,
             *self._normed.words,
         )  # fmt: skip
-        self.stages.add(Part("norm_add", words, 1, ROWS))
+        self.stages.add(Part("norm_add", words, 1, span.count))
 
-    def _linear(self, layer: int, name: str, rows: Rows, out: np.ndarray, *, accumulate: bool = False) -> list[Part]:
+    def _linear(
+        self, layer: int, name: str, rows: Rows, out: np.ndarray, span: Span, *, accumulate: bool = False
+    ) -> list[Part]:
         bias = self._vector(layer, f"{name}.bias")
-        return self._linear_parts(self._layer(layer, name), rows, out, bias, accumulate=accumulate, classes_first=CLASSES_FIRST)
+        return self._linear_parts(self._layer(layer, name), rows, out, bias, span, accumulate=accumulate)
 
     def _linear_parts(
-        self, packed: Packed, rows: Rows, out: np.ndarray, bias: int, *, accumulate: bool, classes_first: int
+        self, packed: Packed, rows: Rows, out: np.ndarray, bias: int, span: Span, *, accumulate: bool
     ) -> list[Part]:
         """A linear layer: a part for each class of row counts, of which one has tiles in any step."""
         parts = []
@@ -302,7 +339,7 @@ class StepLayout:
         q, scale, sums, totals, floats = rows.words
         for index in range(len(CLASS_MAX)):
             tile = self._tiles[shape_of(packed)][index]
-            count = classes_first + index
+            count = span.classes_first + index
             words = (
                 address(packed.data), q, scale, sums, totals, address(out), out.shape[1], packed.k, packed.n,
                 self._count(count), tile.rows_per_tile, bias, int(accumulate), floats, 0, 0, 0, 0,

@@ -85,7 +85,9 @@ class Program:
             threads,
         )
         self._layout = StepLayout(model, places, tiles, kernels)
-        self._linked = self._layout.stages.link(kernels.address, self.step.counts, self._words)
+        self.stages = self._layout.stages
+        """What a step does, in order."""
+        self._linked = self.stages.link(kernels.address, self.step.counts, self._words)
         self._workers.start(self._linked.stages, self._linked.parts, self._words)
 
     def begin(self, table: StepTable, pages: Sequence[Sequence[int]]) -> None:

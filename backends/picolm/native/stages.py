@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -29,6 +29,9 @@ class Stages:
 
     def __init__(self) -> None:
         self._stages: list[Sequence[Part]] = []
+
+    def __iter__(self) -> Iterator[Sequence[Part]]:
+        return iter(self._stages)
 
     def add(self, *parts: Part) -> None:
         """A stage begins when all tiles of the one before are done; its parts run side by side."""
