@@ -136,7 +136,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--tokens", type=count, default=256, metavar="N", help="longest answer (256)")
     parser.add_argument(
-        "--rounds", type=count, default=1, metavar="N", help="rounds of each order, at least (1; 3 of several at a time)"
+        "--rounds",
+        type=count,
+        default=1,
+        metavar="N",
+        help="rounds of each order, at least (1; without a peer, 3 of several at a time)",
     )
     parser.add_argument("--prompts", type=count, default=12, metavar="N", help="prompts of each kind of work, at most (12)")
     parser.add_argument("--concurrency", type=counts, default=(1, 4), metavar="N,…", help="answers at a time (1,4)")

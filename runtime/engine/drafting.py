@@ -18,9 +18,9 @@ class Beside:
     """What a step has besides one sequence's own rows: it decides what a further row costs, and what a token is worth."""
 
     rows: int = 0
-    """Others' last tokens, and guesses behind them: about a token each."""
+    """A first row of everybody else, and guesses behind them: about a token each."""
     prompts: int = 0
-    """Rows of prompts. They bring nobody a token, and cost what they cost whenever they are evaluated."""
+    """Rows of prompts beyond their first ones, where the engine counts them. They bring nobody a token, and cost what they cost whenever they are evaluated."""
     reading: float = 0.0
     """What others' states add to the step, in steps with one row: see `drafts.reading_cost`."""
 

@@ -37,8 +37,11 @@ class RowSharing:
 
     def paces(self, sequences: Sequence[int], drawn: Sequence[int]) -> list[Pace]:
         """Of these sequences, which have drawn so many tokens, and of no other from now on. Whoever has drawn none begins anew."""
-        known = [self._paces.get(sequence) if count else None for sequence, count in zip(sequences, drawn, strict=True)]
-        self._paces = {sequence: pace or Pace() for sequence, pace in zip(sequences, known, strict=True)}
+        known = self._paces
+        self._paces = {
+            sequence: known[sequence] if count and sequence in known else Pace()
+            for sequence, count in zip(sequences, drawn, strict=True)
+        }
         return list(self._paces.values())
 
 

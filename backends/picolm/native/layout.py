@@ -78,11 +78,11 @@ class StepLayout:
         self.kept: list[object] = [places]
         """Whatever the stages' words point to."""
         rows, heads, keys = places.rows_max, decoder.heads * decoder.head_size, decoder.kv_heads * decoder.head_size
-        self._state, self._branch = self._floats(rows, decoder.width), self._floats(rows, decoder.width)
+        self._branch = self._floats(rows, decoder.width)
         self._queries, self._keys, self._values = (self._floats(rows, size) for size in (heads, keys, keys))
         self._normed = self._rows(rows, decoder.width, self._readers_of_norms())
         outputs = [self._layer(layer, "attn_output") for layer in range(decoder.layers)]
-        self._all = Span(self._state, self._rows(rows, heads, outputs), ROWS, CLASSES_FIRST)
+        self._all = Span(self._floats(rows, decoder.width), self._rows(rows, heads, outputs), ROWS, CLASSES_FIRST)
         taken = self._floats(places.drawn_max, decoder.width), self._rows(places.drawn_max, heads, outputs[-1:])
         self._taken = Span(*taken, DRAWN, CLASSES_FIRST + len(CLASS_MAX))
         self._final = self._rows(places.drawn_max, decoder.width, [model.head])
@@ -151,7 +151,7 @@ class StepLayout:
         packed, step = self._model.matrices[EMBEDDING], self._places.step
         scale = struct.unpack("<i", struct.pack("<f", self._decoder.embedding_scale))[0]
         words = (
-            address(packed.data), address(step.row_token), address(self._state), packed.k, packed.n,
+            address(packed.data), address(step.row_token), address(self._all.state), packed.k, packed.n,
             self._count(ROWS), scale,
         )  # fmt: skip
         self.stages.add(Part(self._kernels.embed(packed), words, 1, ROWS))

@@ -126,8 +126,8 @@ def test_everybody_has_a_row_and_the_guesses_get_what_is_left(engine: NativeEngi
     answers = [alone(engine, member).drawn for member in members]
     drafters = [*(Teller(answer, width=16) for answer in answers[:3]), None]
     table = run(engine, members, drafters, steps=3, rows_max=10)
-    assert [sum(table.proposed[step].values()) for step in (1, 2)] == [6, 6]
-    assert table.evaluated[1:3, :4].min() == 1 and table.evaluated[1:3, :4].sum(axis=1).tolist() == [10, 10]
+    assert table.proposed == {1: {0: 6}, 2: {1: 6}}
+    assert table.evaluated[1:3, :4].tolist() == [[7, 1, 1, 1], [1, 7, 1, 1]]
 
 
 def test_who_is_furthest_behind_guesses_first(engine: NativeEngine) -> None:
