@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,6 +59,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     unit: str | None = None
     iqr: tuple[float, float] | None = None
     note: str | None = None
+
+
+Keep = Callable[[Sequence[Cell]], None]
+"""Told all cells so far, by a bench that takes long: see `keep_unfinished`."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,11 +133,27 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
 
 def finish(report: Report, options: argparse.Namespace) -> int:
     """Print the report as `options` say; returns the exit status. Raises `OSError` when FILE cannot be written."""
-    encoded = msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
     if options.out is not None:
-        options.out.write_text(encoded + "\n")
-    print(encoded if options.json else as_table(report))
+        options.out.write_text(as_json(report))
+        unfinished(options.out).unlink(missing_ok=True)
+    print(as_json(report).rstrip() if options.json else as_table(report))
     return EXIT_MISSED if options.check and not report.ok else 0
+
+
+def keep_unfinished(report: Report, options: argparse.Namespace) -> None:
+    """Write what a long run has so far, beside the FILE of `--out`, where it stays if the run ends early. Raises `OSError`."""
+    if options.out is not None:
+        unfinished(options.out).write_text(as_json(report))
+
+
+def unfinished(out: Path) -> Path:
+    """Where `keep_unfinished` writes."""
+    return out.with_suffix(f".unfinished{out.suffix}")
+
+
+def as_json(report: Report) -> str:
+    """The report for programs."""
+    return msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n"
 
 
 def as_table(report: Report) -> str:

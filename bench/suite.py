@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from tripower.bench.children import module_command
-from tripower.bench.schema import EXIT_MISSED, Report
+from tripower.bench.schema import EXIT_MISSED, Report, unfinished
 
 RESULTS = Path("bench") / "results"
 SMALL, GEMMA = ("--model", "smollm2"), ("--model", "gemma3-270m")
@@ -99,9 +99,11 @@ def run_one(run: Run, results: Path, *, quick: bool) -> tuple[str, str]:
     file = results / f"{run.name}.json"
     command = module_command("tripower", "bench", *run.arguments, "--out", str(file), *(["--quick"] if quick else []))
     print(f"== {run.name}", file=sys.stderr, flush=True)
+    unfinished(file).unlink(missing_ok=True)
     child = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False)
     if child.returncode:
-        return "failed", f"did not run: status {child.returncode}"
+        left = f"; what it had is in {unfinished(file)}" if unfinished(file).exists() else ""
+        return "failed", f"did not run: status {child.returncode}{left}"
     report = msgspec.json.decode(file.read_bytes(), type=Report)
     aimed = [cell for cell in report.cells if cell.ok is not None]
     met = sum(cell.ok is True for cell in aimed)

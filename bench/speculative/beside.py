@@ -23,7 +23,7 @@ from tripower.bench.paired import Progress, collected
 from tripower.bench.peers.guessing import TRIED
 from tripower.bench.peers.registry import peer_command
 from tripower.bench.plot import dots_svg
-from tripower.bench.schema import Cell, Target, single_cell
+from tripower.bench.schema import Cell, Keep, Target, single_cell
 from tripower.bench.serving.subject import Subject
 from tripower.bench.speculative.asking import AnsweredGroup, ask_group
 from tripower.bench.speculative.samples import geometric_mean, smaller_of_orders
@@ -76,6 +76,7 @@ class Comparison:
     ours: Subject
     peer: Subject
     progress: Progress
+    keep: Keep
     pairs: dict[tuple[str, int, bool], list[list[Pair]]] = attrs.Factory(dict)
     """By work, concurrency and whether prompts were kept: the pairs of each group."""
 
@@ -87,6 +88,7 @@ class Comparison:
                 groups = [[prompt] for prompt in prompts] if width == 1 else [prompts]
                 for warm in (False, True):
                     self.pairs[name, width, warm] = [await self._group(name, width, group, warm) for group in groups]
+                self.keep(self.cells())
 
     async def _group(self, name: str, width: int, prompts: Sequence[Prompt], warm: bool) -> list[Pair]:
         """A prompt alone, or all of a kind of work, `width` of them at a time."""
@@ -158,7 +160,7 @@ def compared(name: str, groups: Sequence[Sequence[Pair]], note: str, target: Tar
     )
 
 
-async def compare(plan: PeerPlan, progress: Progress) -> tuple[list[Cell], str, str]:
+async def compare(plan: PeerPlan, progress: Progress, keep: Keep) -> tuple[list[Cell], str, str]:
     """The cells, the plot, and the peer's guesses. Blocks for many minutes."""
     guesses, tried = plan.guesses, list[Cell]()
     if guesses is None:
@@ -171,7 +173,7 @@ async def compare(plan: PeerPlan, progress: Progress) -> tuple[list[Cell], str, 
         async with contextlib.AsyncExitStack() as running:
             with server.paused():
                 peer = await running.enter_async_context(running_peer(plan, guesses, seats))
-            comparison = Comparison(plan, ours, peer, progress)
+            comparison = Comparison(plan, ours, peer, progress, keep)
             await comparison.run()
         return [*comparison.cells(), *tried], comparison.plot(), guesses
 

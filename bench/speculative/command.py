@@ -5,6 +5,8 @@ its prompt, and once with its prompt evaluated before. Every answer is compared 
 no clock: what the answers cost by the number of rows of each step and the table of row costs that the engine measured when it was
 loaded, for the worst prompt of all.
 
+With `--out FILE.json` what has been measured is kept as it comes, in `FILE.unfinished.json`, for a run that ends early.
+
 With `--peer llamacpp` our server is measured beside llama.cpp's own one instead, both with guesses and prompt caches: see `beside`.
 """
 
@@ -23,7 +25,7 @@ from tripower.bench.paired import Progress
 from tripower.bench.peers.guessing import NONE, TRIED, parse_guessing
 from tripower.bench.peers.registry import PEERS, check_peer
 from tripower.bench.progress import progress_line
-from tripower.bench.schema import Cell, add_report_options, finish, make_report
+from tripower.bench.schema import Cell, Keep, add_report_options, finish, keep_unfinished, make_report
 from tripower.bench.serving.command import count, counts
 from tripower.bench.speculative.beside import PeerPlan, compare
 from tripower.bench.speculative.measurement import Plan, measure
@@ -43,19 +45,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     check_peer(options.peer)
     work = read_work(options.work, peer=options.peer)
+    host = describe_host(*([PEERS[options.peer].module] if options.peer else []))
     with progress_line() as progress:
         file = find_measured_model(options.model, options.encoding, progress)
-        cells, plot, told = (_beside if options.peer else _alone)(options, file, work, progress)
+        host |= file.described() | {"threads": _threads(options), "mode": options.mode, "tokens": _tokens(options)}
+
+        def keep(cells: Sequence[Cell]) -> None:
+            keep_unfinished(make_report("speculative", host, cells), options)
+
+        cells, plot, told = (_beside if options.peer else _alone)(options, file, work, progress, keep)
     path = options.plot or (options.out.with_suffix(".svg") if options.out is not None else None)
     if path is not None:
         path.write_text(plot)
-    host = describe_host(*([PEERS[options.peer].module] if options.peer else [])) | file.described()
-    host |= {"threads": _threads(options), "mode": options.mode, "tokens": _tokens(options), **told}
-    return finish(make_report("speculative", host, cells), options)
+    return finish(make_report("speculative", host | told, cells), options)
 
 
 def _alone(
-    options: argparse.Namespace, file: MeasuredModel, work: tuple[str, ...], progress: Progress
+    options: argparse.Namespace, file: MeasuredModel, work: tuple[str, ...], progress: Progress, keep: Keep
 ) -> tuple[list[Cell], str, dict[str, Any]]:
     plan = Plan(
         model=str(file.path),
@@ -69,11 +75,11 @@ def _alone(
         threads=_threads(options),
         each=options.each,
     )
-    return (*trio.run(measure, plan, progress), {})
+    return (*trio.run(measure, plan, progress, keep), {})
 
 
 def _beside(
-    options: argparse.Namespace, file: MeasuredModel, work: tuple[str, ...], progress: Progress
+    options: argparse.Namespace, file: MeasuredModel, work: tuple[str, ...], progress: Progress, keep: Keep
 ) -> tuple[list[Cell], str, dict[str, Any]]:
     plan = PeerPlan(
         path=file.path,
@@ -89,7 +95,7 @@ def _beside(
         threads=_threads(options),
         kinds=QUICK_KINDS if options.quick else TRIED,
     )
-    cells, plot, guesses = trio.run(compare, plan, progress)
+    cells, plot, guesses = trio.run(compare, plan, progress, keep)
     return cells, plot, {"peer": f"{options.peer} with {guesses}"}
 
 

@@ -17,7 +17,7 @@ from tripower.actors.runtime import Runtime
 from tripower.api.embedding import open_runtime
 from tripower.bench.paired import Progress, collected
 from tripower.bench.plot import dots_svg
-from tripower.bench.schema import Cell, Target, single_cell
+from tripower.bench.schema import Cell, Keep, Target, single_cell
 from tripower.bench.speculative.samples import Round, Sample, geometric_mean, run_group, score
 from tripower.bench.workloads.prompts import REPETITIVE, Prompt, workloads
 from tripower.runtime.configuration import Configuration, EngineSettings
@@ -72,6 +72,7 @@ class Measurement:
     info: EngineInfo
     plan: Plan
     progress: Progress
+    keep: Keep
     rounds: dict[tuple[str, int], Rounds] = attrs.Factory(dict)
     """By work and concurrency, with nothing kept of the prompts."""
     warm: dict[tuple[str, int], Rounds] = attrs.Factory(dict)
@@ -87,11 +88,12 @@ class Measurement:
                 rounds = self.plan.rounds_of(len(groups))
                 for kept, found in ((False, self.rounds), (True, self.warm)):
                     found[name, width] = [await self._group(name, width, group, rounds, kept) for group in groups]
+                self.keep(self.cells())
         for name, prompts in chosen.items():
             self.progress(f"{name}, sampled")
             for prompt in prompts:
                 self.sampled.append((await self._round([prompt], 1, True, SAMPLED, False)).same)
-        return list(self._cells(list(chosen)))
+        return self.cells()
 
     async def _group(self, name: str, width: int, prompts: Sequence[Prompt], rounds: int, warm: bool) -> list[Round]:
         """A prompt alone, or all of a kind of work, `width` of them at a time."""
@@ -124,10 +126,11 @@ class Measurement:
             return msgspec.structs.replace(request, messages=(ChatMessage("user", prompt.message),))
         return msgspec.structs.replace(request, prompt=prompt.plain)
 
-    def _cells(self, names: Sequence[str]) -> list[Cell]:
+    def cells(self) -> list[Cell]:
+        """Of what has been measured."""
         cells: list[Cell] = []
         for width in self.plan.concurrency:
-            cells += [cell for name in names for cell in self._work_cells(name, width)]
+            cells += [cell for name, at in self.warm if at == width for cell in self._work_cells(name, width)]
             cells += [*self._all_cells(width)]
         if self.plan.each:
             cells += [
@@ -135,7 +138,7 @@ class Measurement:
                 for (name, width), groups in self.rounds.items()
                 for number, group in enumerate(groups, 1)
             ]
-        return [*cells, *self._counted(names), *self._identity()]
+        return [*cells, *self._counted(), *self._identity()]
 
     def _all_cells(self, width: int) -> Iterator[Cell]:
         """Of all work that repeats its prompt."""
@@ -152,16 +155,16 @@ class Measurement:
         yield _cell(f"{name} × {width}, {WARM}", warm)
         yield _cell(f"{name} × {width}, steady decode", cold, steady=True)
 
-    def _counted(self, names: Sequence[str]) -> list[Cell]:
+    def _counted(self) -> list[Cell]:
         """What the answers cost by the table, without a clock."""
         costs = RowCosts(self.info.row_costs) if self.info.row_costs else DEFAULT_ROW_COSTS
         settings = SpeculationSettings(strategy=read_strategy(self.plan.mode))
-        gains: dict[str, list[float]] = {name: [] for name in names}
+        gains: dict[str, list[float]] = {}
         for (name, width), groups in self.rounds.items():
-            for sample in (each for group in groups for each in group[0].plain.samples if width == min(self.plan.concurrency)):
+            for sample in (each for group in groups for each in group[0].plain.samples if width == self.plan.concurrency[0]):
                 drafter = make_drafter(settings, sample.prompt, costs)
                 assert drafter is not None
-                gains[name].append(simulate(sample.tokens, drafter, costs).gain)
+                gains.setdefault(name, []).append(simulate(sample.tokens, drafter, costs).gain)
         note = f"by passes and the row costs {tuple(costs.measured)}, which were measured at load"
         worst = min(gain for found in gains.values() for gain in found)
         cells = [single_cell(f"{name}, counted", geometric_mean(found), unit="×") for name, found in gains.items()]
@@ -170,19 +173,8 @@ class Measurement:
     def _identity(self) -> list[Cell]:
         measured = [*self.rounds.values(), *self.warm.values()]
         rounds = [each for groups in measured for group in groups for each in group]
-        same, sampled = [each.same for each in rounds], self.sampled
-        return [
-            single_cell(
-                "identical answers", statistics.mean(same), unit="share", target=SAME, note=f"greedy; {len(same)} comparisons"
-            ),
-            single_cell(
-                "identical answers, sampled",
-                statistics.mean(sampled),
-                unit="share",
-                target=SAME,
-                note=f"{len(sampled)} comparisons",
-            ),
-        ]
+        greedy = _same("identical answers", [each.same for each in rounds], note="greedy; ")
+        return [*greedy, *_same("identical answers, sampled", self.sampled)]
 
     def plot(self) -> str:
         """The gain of each group in each round, by work."""
@@ -192,6 +184,12 @@ class Measurement:
             for (name, width), groups in rounds.items()
         }
         return dots_svg("Times as fast with guesses, request-wide", series, unit="×")
+
+
+def _same(name: str, same: Sequence[bool], *, note: str = "") -> list[Cell]:
+    """The share of answers that are the same; no cell where none was compared."""
+    note += f"{len(same)} comparisons"
+    return [single_cell(name, statistics.mean(same), unit="share", target=SAME, note=note)] if same else []
 
 
 def _cell(name: str, groups: Rounds, *, steady: bool = False, target: Target | None = None) -> Cell:
@@ -209,7 +207,7 @@ def _counts(samples: Sequence[Sample]) -> str:
     return f"{accepted} of {drafted} guesses right, {tokens / passes if passes else 1:.2f} tokens a pass"
 
 
-async def measure(plan: Plan, progress: Progress) -> tuple[list[Cell], str]:
+async def measure(plan: Plan, progress: Progress, keep: Keep) -> tuple[list[Cell], str]:
     """Load the model, and make every cell and the plot. Blocks for many minutes."""
     progress("loading the model")
     configuration = Configuration(
@@ -220,6 +218,6 @@ async def measure(plan: Plan, progress: Progress) -> tuple[list[Cell], str]:
     async with open_runtime(configuration, models=[plan.model]) as embedded:
         runtime = embedded.runtime
         ready = await runtime.load((await embedded.models())[0].name)
-        measurement = Measurement(runtime, ready.name, ready.has_chat_template, ready.info, plan, progress)
+        measurement = Measurement(runtime, ready.name, ready.has_chat_template, ready.info, plan, progress, keep)
         cells = await measurement.run()
         return cells, measurement.plot()

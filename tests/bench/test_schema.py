@@ -16,9 +16,11 @@ from tripower.bench.schema import (
     add_report_options,
     as_table,
     finish,
+    keep_unfinished,
     make_report,
     paired_cell,
     single_cell,
+    unfinished,
 )
 
 HOST = {"processor": "a processor", "cores": 2, "governor": None, "versions": {"python": "3.11"}}
@@ -130,3 +132,13 @@ def test_the_report_can_be_kept_in_a_file(tmp_path: Path, capsys: pytest.Capture
     assert finish(report_with(PLAIN), options("--out", str(file))) == 0
     assert msgspec.json.decode(file.read_bytes())["cells"][0]["name"] == "plain"
     assert "plain" in capsys.readouterr().out
+
+
+def test_what_a_run_has_so_far_is_kept_until_its_report_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "results.json"
+    keep_unfinished(make_report("x", HOST, []), options())
+    keep_unfinished(make_report("x", HOST, []), options("--out", str(out)))
+    assert [file.name for file in tmp_path.iterdir()] == ["results.unfinished.json"]
+    assert msgspec.json.decode(unfinished(out).read_bytes(), type=Report).bench == "x"
+    finish(make_report("x", HOST, []), options("--out", str(out)))
+    assert list(tmp_path.iterdir()) == [out]

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tripower.bench import cli, suite
-from tripower.bench.schema import Target, make_report, single_cell
+from tripower.bench.schema import Target, make_report, single_cell, unfinished
 from tripower.bench.suite import RUNS, chosen
 
 
@@ -76,3 +76,18 @@ def test_a_run_that_fails_is_named_and_a_missed_target_counts_when_asked(
     assert said in capsys.readouterr().out
     [command] = commands
     assert "--quick" in command and "mix" in command
+
+
+def test_a_run_that_ends_early_leaves_what_it_had_and_nothing_of_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
+        if any("mix" in word for word in command):
+            unfinished(Path(command[command.index("--out") + 1])).write_text("")
+        return subprocess.CompletedProcess(command, 130)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    (tmp_path / "console.unfinished.json").write_text("")
+    mix, console = [suite.run_one(named, tmp_path, quick=True) for name in ("mix", "console") for named in chosen([name])]
+    assert mix == ("failed", f"did not run: status 130; what it had is in {tmp_path / 'mix-smollm2.unfinished.json'}")
+    assert console == ("failed", "did not run: status 130")

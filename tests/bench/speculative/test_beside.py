@@ -87,13 +87,15 @@ async def test_each_prompt_is_asked_cold_and_kept_in_both_orders(monkeypatch: py
 
     monkeypatch.setattr(beside, "ask_group", ask_group)
     monkeypatch.setattr(beside, "collected", nullcontext)  # the heap of a test run is large
-    comparison = Comparison(PLAN, ours, peer, lambda text: None)  # type: ignore[arg-type] # they do what is asked of subjects here
+    kept_cells = list[int]()
+    comparison = Comparison(PLAN, ours, peer, lambda text: None, lambda cells: kept_cells.append(len(cells)))  # type: ignore[arg-type] # they do what is asked of subjects here
     await comparison.run()
     cold = [("ours", 1, 8, False), ("peer", 1, 8, False), ("peer", 1, 8, False), ("ours", 1, 8, False)]
     assert asked[:8] == cold * 2  # two prompts
     kept = [("ours", 1, 1, True), ("peer", 1, 1, True)]
     assert asked[8:14] == [*kept, *((name, width, tokens, True) for name, width, tokens, _ in cold)]
     cells = {cell.name: cell for cell in comparison.cells()}
+    assert len(set(kept_cells)) == len(kept_cells) and kept_cells[-1] == len(cells)
     aim = cells["all repetitive × 1, request-wide"]
     assert (aim.ours, aim.peer, aim.ratio, aim.target, aim.ok) == (30.0, 10.0, 3.0, "ratio >= 1.5", True)
     assert (

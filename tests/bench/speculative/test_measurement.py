@@ -44,7 +44,11 @@ async def test_prompts_are_asked_cold_then_evaluated_then_asked_again(monkeypatc
 
     monkeypatch.setattr(measurement, "run_group", run_group)
     monkeypatch.setattr(measurement, "collected", nullcontext)  # the heap of a test run is large
-    measured = Measurement(None, "m", True, INFO, PLAN, lambda text: None)  # type: ignore[arg-type] # nobody is asked
+    unfinished = list[set[str]]()
+    measured = Measurement(
+        None,  # type: ignore[arg-type] # nobody is asked
+        "m", True, INFO, PLAN, lambda text: None, lambda cells: unfinished.append({cell.name for cell in cells}),
+    )  # fmt: skip
     cells = {cell.name: cell for cell in await measured.run()}
     orders = [True, False, False, True]
     assert asked[:8] == [(plain, 6, False) for plain in orders * 2]
@@ -54,3 +58,6 @@ async def test_prompts_are_asked_cold_then_evaluated_then_asked_again(monkeypatc
     assert (warm.ours, warm.target) == (2.0, None)
     assert cells["identical answers"].ok and "16 comparisons" in (cells["identical answers"].note or "")
     assert "chat × 1, steady decode" in cells and "kept" in measured.plot()
+    first, second = unfinished
+    assert {"edit × 1, request-wide", "edit, counted", "identical answers"} <= first < second
+    assert cells.keys() - second == {"identical answers, sampled"}
