@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import msgspec
@@ -11,15 +10,9 @@ import trio
 from tripower.runtime.engine import EngineInfo, SamplingParameters
 from tripower.runtime.engine.contract import SPECULATION
 from tripower.runtime.engine.drafting import Drafter
+from tripower.runtime.engine.row_costs import costs_of
 from tripower.runtime.kernel import InvalidRequest
-from tripower.runtime.speculation import (
-    DraftModel,
-    RowCosts,
-    SpeculationSettings,
-    Strategy,
-    make_drafter,
-    make_model_drafter,
-)
+from tripower.runtime.speculation import DraftModel, SpeculationSettings, Strategy, make_drafter, make_model_drafter
 from tripower.runtime.speculation.settings import DRAFT_BOUND
 
 INLINE_TOKENS = 512
@@ -45,7 +38,7 @@ async def new_drafter(
     """
     if settings is None or not guesses(settings, info) or max_tokens < TOKENS_MIN:
         return None
-    costs = row_costs(info.row_costs)
+    costs = costs_of(info.row_costs)
     if settings.strategy is Strategy.DRAFT_MODEL:
         if draft is None:
             raise _unsupported(info)
@@ -84,9 +77,3 @@ def _unsupported(info: EngineInfo) -> InvalidRequest:
         code="unsupported_by_engine",
         param="speculation",
     )
-
-
-@functools.lru_cache(maxsize=64)
-def row_costs(measured: tuple[float, ...]) -> RowCosts | None:
-    """The table of an engine; None for the one that stands for engines that were not measured."""
-    return RowCosts(measured) if measured else None

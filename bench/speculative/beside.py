@@ -26,7 +26,7 @@ from tripower.bench.plot import dots_svg
 from tripower.bench.schema import Cell, Keep, Target, single_cell
 from tripower.bench.serving.subject import Subject
 from tripower.bench.speculative.asking import AnsweredGroup, ask_group
-from tripower.bench.speculative.samples import geometric_mean, smaller_of_orders
+from tripower.bench.speculative.samples import geometric_mean, rounds_of, smaller_of_orders
 from tripower.bench.workloads.prompts import REPETITIVE, Prompt, workloads
 
 CONTEXT = 2048
@@ -39,7 +39,7 @@ COLD, WARM = "request-wide", "request-wide, prompt kept"
 
 @attrs.frozen(kw_only=True)
 class PeerPlan:
-    """How much is measured. `rounds` are of each order."""
+    """How much is measured. `rounds` and `samples` are of each order: see `rounds_of`."""
 
     path: Path
     encoding: str
@@ -49,6 +49,7 @@ class PeerPlan:
     """The peer's kind; None: the best of all."""
     tokens: int
     rounds: int
+    samples: int
     prompts: int
     concurrency: tuple[int, ...]
     work: tuple[str, ...]
@@ -86,20 +87,21 @@ class Comparison:
         for width in self.plan.concurrency:
             for name, prompts in chosen.items():
                 groups = [[prompt] for prompt in prompts] if width == 1 else [prompts]
+                rounds = rounds_of(len(groups), rounds=self.plan.rounds, samples=self.plan.samples)
                 for warm in (False, True):
-                    self.pairs[name, width, warm] = [await self._group(name, width, group, warm) for group in groups]
+                    self.pairs[name, width, warm] = [await self._group(name, width, group, rounds, warm) for group in groups]
                 self.keep(self.cells())
 
-    async def _group(self, name: str, width: int, prompts: Sequence[Prompt], warm: bool) -> list[Pair]:
+    async def _group(self, name: str, width: int, prompts: Sequence[Prompt], rounds: int, warm: bool) -> list[Pair]:
         """A prompt alone, or all of a kind of work, `width` of them at a time."""
         if warm:
             for ours in (True, False):
                 await self._ask(ours, prompts, width, tokens=1, reuse=True)
         found = []
-        for number in range(self.plan.rounds):
+        for number in range(rounds):
             for ours_first in (True, False):
                 kept = ", prompt kept" if warm else ""
-                self.progress(f"{name} × {width}{kept}: {prompts[0].name}, round {number + 1} of {self.plan.rounds}")
+                self.progress(f"{name} × {width}{kept}: {prompts[0].name}, round {number + 1} of {rounds}")
                 sides = {}
                 for ours in (ours_first, not ours_first):
                     sides[ours] = await self._ask(ours, prompts, width, tokens=self.plan.tokens, reuse=warm)

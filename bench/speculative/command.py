@@ -29,6 +29,7 @@ from tripower.bench.schema import Cell, Keep, add_report_options, finish, keep_u
 from tripower.bench.serving.command import count, counts
 from tripower.bench.speculative.beside import PeerPlan, compare
 from tripower.bench.speculative.measurement import Plan, measure
+from tripower.bench.speculative.samples import SAMPLES_MIN
 from tripower.bench.workloads.prompts import REPETITIVE, workloads
 from tripower.runtime.host import read_host_limits
 from tripower.runtime.kernel import InvalidConfiguration
@@ -68,7 +69,7 @@ def _alone(
         mode=options.mode,
         tokens=_tokens(options),
         rounds=1 if options.quick else options.rounds,
-        quick=options.quick,
+        samples=1 if options.quick else SAMPLES_MIN,
         prompts=1 if options.quick else options.prompts,
         concurrency=options.concurrency,
         work=work,
@@ -89,6 +90,7 @@ def _beside(
         guesses=options.peer_guesses,
         tokens=_tokens(options),
         rounds=1 if options.quick else options.rounds,
+        samples=1 if options.quick else SAMPLES_MIN,
         prompts=1 if options.quick else options.prompts,
         concurrency=options.concurrency,
         work=work,
@@ -146,7 +148,7 @@ def _parser() -> argparse.ArgumentParser:
         type=count,
         default=1,
         metavar="N",
-        help="rounds of each order, at least (1; without a peer, 3 of several at a time)",
+        help="rounds of each order, at least (1, and 3 of several at a time)",
     )
     parser.add_argument("--prompts", type=count, default=12, metavar="N", help="prompts of each kind of work, at most (12)")
     parser.add_argument("--concurrency", type=counts, default=(1, 4), metavar="N,…", help="answers at a time (1,4)")

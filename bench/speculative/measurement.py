@@ -18,12 +18,13 @@ from tripower.api.embedding import open_runtime
 from tripower.bench.paired import Progress, collected
 from tripower.bench.plot import dots_svg
 from tripower.bench.schema import Cell, Keep, Target, single_cell
-from tripower.bench.speculative.samples import Round, Sample, geometric_mean, run_group, score
+from tripower.bench.speculative.samples import Round, Sample, geometric_mean, rounds_of, run_group, score
 from tripower.bench.workloads.prompts import REPETITIVE, Prompt, workloads
 from tripower.runtime.configuration import Configuration, EngineSettings
 from tripower.runtime.configuration.settings import SchedulerSettings, SpeculationChoices
 from tripower.runtime.engine import ChatMessage, EngineInfo
-from tripower.runtime.speculation import DEFAULT_ROW_COSTS, RowCosts, SpeculationSettings, make_drafter, read_strategy, simulate
+from tripower.runtime.engine.row_costs import costs_of
+from tripower.runtime.speculation import SpeculationSettings, make_drafter, read_strategy, simulate
 
 HIGH = "high-acceptance"
 TARGETS = {1: Target("ours", ">=", 1.75), 4: Target("ours", ">=", 1.2)}
@@ -33,9 +34,6 @@ SAME = Target("ours", ">=", 1.0)
 SAMPLED = SamplingChoices(temperature=0.8, seed=7)
 GREEDY = SamplingChoices(temperature=0.0)
 COLD, WARM = "request-wide", "request-wide, prompt kept"
-
-SAMPLES_MIN = 3
-"""Answers, or blocks of several at a time, that a cell has of each order: of one alone, noise would be the figure."""
 
 Rounds = list[list[Round]]
 """Of each group of prompts."""
@@ -49,17 +47,13 @@ class Plan:
     mode: str
     tokens: int
     rounds: int
-    """Of each order; more of a kind of work with few groups, unless `quick`."""
-    quick: bool
+    samples: int
+    """Of each order, as `rounds`: see `rounds_of`."""
     prompts: int
     concurrency: tuple[int, ...]
     work: tuple[str, ...]
     threads: int
     each: bool
-
-    def rounds_of(self, groups: int) -> int:
-        """Of each order, where a kind of work has so many groups."""
-        return self.rounds if self.quick else max(self.rounds, -(-SAMPLES_MIN // groups))
 
 
 @attrs.define
@@ -85,7 +79,7 @@ class Measurement:
         for width in self.plan.concurrency:
             for name, prompts in chosen.items():
                 groups = [[prompt] for prompt in prompts] if width == 1 else [prompts]
-                rounds = self.plan.rounds_of(len(groups))
+                rounds = rounds_of(len(groups), rounds=self.plan.rounds, samples=self.plan.samples)
                 for kept, found in ((False, self.rounds), (True, self.warm)):
                     found[name, width] = [await self._group(name, width, group, rounds, kept) for group in groups]
                 self.keep(self.cells())
@@ -157,7 +151,7 @@ class Measurement:
 
     def _counted(self) -> list[Cell]:
         """What the answers cost by the table, without a clock."""
-        costs = RowCosts(self.info.row_costs) if self.info.row_costs else DEFAULT_ROW_COSTS
+        costs = costs_of(self.info.row_costs)
         settings = SpeculationSettings(strategy=read_strategy(self.plan.mode))
         gains: dict[str, list[float]] = {}
         for (name, width), groups in self.rounds.items():

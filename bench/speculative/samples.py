@@ -18,6 +18,9 @@ from tripower.actors.dialogue import GenerationFinished, GenerationRequest, Toke
 from tripower.actors.runtime import Runtime
 from tripower.bench.speculative.closed_loop import run_closed_loop
 
+SAMPLES_MIN = 3
+"""Answers, or blocks of several at a time, that a cell has of each order: of one alone, noise would be the figure."""
+
 
 @attrs.frozen(kw_only=True)
 class Sample:
@@ -103,6 +106,11 @@ async def _run_one(runtime: Runtime, request: GenerationRequest) -> Sample:
         drafted=last.timings.drafted,
         accepted=last.timings.accepted,
     )
+
+
+def rounds_of(groups: int, *, rounds: int, samples: int) -> int:
+    """Rounds of each order where a kind of work has so many groups: `rounds`, and more of few groups, until each order has `samples`."""
+    return max(rounds, -(-samples // groups))
 
 
 def score(groups: Iterable[Sequence[Round]], *, steady: bool = False) -> float:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tripower.runtime.engine.constraint import Constraint, TokenMask
 from tripower.runtime.engine.contract import EngineInfo
 from tripower.runtime.engine.drafting import Beside
+from tripower.runtime.engine.row_costs import costs_of
+from tripower.runtime.engine.row_sharing import ask_in_turn, draft_room
 from tripower.runtime.engine.step_table import StepTable
 
 SPARE_TOKENS = 64
@@ -30,6 +32,58 @@ def reading_cost(info: EngineInfo, positions: Sequence[int]) -> float:
         return 0.0
     beside = sum(positions) * (len(positions) - 1) / len(positions)
     return info.state_bytes_per_token * beside / info.weight_bytes
+
+
+class StepGuesses:
+    """Who guesses what in the steps of one job, by the rule of `row_sharing`. On the lane."""
+
+    def __init__(self, table: StepTable, info: EngineInfo) -> None:
+        self._table, self._info, self._costs = table, info, costs_of(info.row_costs)
+        self._paces = table.paces()
+        self._spent = self._reading = 0.0
+        """What the present step's guesses cost to make, and what the sequences' states add to it."""
+        self.room = 0
+        """Rows of guesses that the present step has room for."""
+        self.proposed: dict[int, list[int]] = {}
+        """By slot, what the present step evaluates as guesses."""
+
+    def ask(
+        self, asking: Sequence[int], pending: Sequence[int], positions: Sequence[int], *, rows: int, most: Callable[[int], int]
+    ) -> None:
+        """Ask these slots' drafters for a step in which each slot has so many tokens pending, from such a position on.
+
+        Of each slot `most(slot)` guesses at most; a step of the engine takes so many `rows`.
+        """
+        table = self._table
+        waiting = sum(1 for count in pending if count)
+        prompts = min(sum(pending) - waiting, table.mixed_rows)
+        self._reading = reading_cost(self._info, [place for place, count in zip(positions, pending, strict=False) if count])
+        decoding = [pace for pace, count in zip(self._paces, pending, strict=True) if count == 1]
+        drafters = [drafter for slot in asking if (drafter := table.drafter[slot]) is not None]
+        each = max((drafter.token_cost for drafter in drafters), default=0.0)
+        self.room = draft_room(
+            self._costs, decoding, waiting + prompts, max(rows - waiting, 0), each=each, reading=self._reading
+        )
+
+        def ask(slot: int, room: int, beside: Beside) -> list[int]:
+            return ask_draft(table, slot, min(most(slot), room), beside, self._info.vocabulary_size)
+
+        self.proposed = ask_in_turn(asking, self._paces, self.room, Beside(waiting - 1, prompts, self._reading), ask)
+        self._spent = sum(drafter.spent for drafter in drafters)
+
+    def settle(self, evaluated: Sequence[int], tokens: Sequence[int]) -> None:
+        """The step is committed: rows that are kept, and tokens, of each slot; none of a slot that has only sat by."""
+        if len(self._paces) < 2:
+            return
+        rows = sum(evaluated) - sum(tokens[slot] - 1 for slot in self.proposed)
+        guessed = sum(map(len, self.proposed.values()))
+        for pace, count in zip(self._paces, tokens, strict=True):
+            if count:
+                pace.settle(self._costs, rows, guessed, count, spent=self._spent, reading=self._reading)
+
+    def drop(self) -> None:
+        """The step is over, or was not made after all."""
+        self.proposed, self._spent = {}, 0.0
 
 
 def ask_draft(table: StepTable, slot: int, most: int, beside: Beside, vocabulary_size: int) -> list[int]:
@@ -101,8 +155,3 @@ def masks_along(constraint: Constraint, tokens: Sequence[int], first: TokenMask)
     finally:
         constraint.take_back(told)
     return masks
-
-
-def share_rows(left: int, asking: int) -> int:
-    """How many of the rows that are left the next one of those who still ask may have: what one does not take, others may."""
-    return max(left, 0) // max(asking, 1)

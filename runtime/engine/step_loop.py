@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tripower.runtime.engine.constraint import Constraint, TokenMask
-from tripower.runtime.engine.drafting import Beside
-from tripower.runtime.engine.drafts import ask_draft, masks_along, reading_cost, share_rows, tell_drafter
+from tripower.runtime.engine.drafts import StepGuesses, masks_along, tell_drafter
 from tripower.runtime.engine.logprobs import NO_LOGPROBS, RowReport
 from tripower.runtime.engine.step_table import INVALID_LOGITS, NOT_DRAWN, StepTable
 
@@ -46,43 +45,41 @@ def run_steps(engine: StepEngine, table: StepTable) -> Iterator[None]:
     """Run `table` on `engine` until nothing is pending, the steps are used up, or a stop is asked for. Yields between steps.
 
     A constraint is asked only where its slot draws, and told of each committed token that does not end the text. A step that raises
-    leaves the table, and every constraint, where the step before it left them. Guesses take rows that nobody else has.
+    leaves the table, and every constraint, where the step before it left them. Guesses take rows that nobody else has, and delay
+    nobody by more than `row_sharing` says.
     """
+    guesses = StepGuesses(table, engine.info)
     while table.steps_done < table.steps_max and not table.stop:
-        drafts = _ask_drafts(engine, table)
+        drafts = _ask_drafts(engine, table, guesses)
         rows_max = table.rows_max - sum(map(len, drafts.values()))
         counts = plan_rows(_plannable(table), rows_max, table.mixed_rows)
         taking = [slot for slot, count in enumerate(counts) if count]
         if not taking:
             return
         rows = [slot_row(table, slot, counts[slot], drafts.get(slot, ())) for slot in taking]
-        _commit(table, counts, taking, rows, _evaluate(engine, rows))
+        runs = _evaluate(engine, rows)
+        _commit(table, counts, taking, rows, runs)
+        _settle(table, guesses, counts, taking, runs)
         if any(table.pending):
             yield
 
 
-def _ask_drafts(engine: StepEngine, table: StepTable) -> dict[int, list[int]]:
-    """Guesses, by slot, for those that have one drawn token pending. All of them together leave a row for everybody."""
+def _ask_drafts(engine: StepEngine, table: StepTable, guesses: StepGuesses) -> Mapping[int, Sequence[int]]:
+    """Guesses, by slot, of those that have one drawn token pending."""
+    pending, positions = [len(each) for each in table.pending], table.position.tolist()
     asking = [
         slot
         for slot, drafter in enumerate(table.drafter)
-        if drafter is not None and len(table.pending[slot]) == 1 and table.output_index[slot] > 0
+        if drafter is not None and pending[slot] == 1 and table.output_index[slot] > 0
     ]
-    drafts: dict[int, list[int]] = {}
-    if not asking:
-        return drafts
-    contexts = [int(table.position[slot]) for slot, pending in enumerate(table.pending) if pending]
-    beside = len(contexts) - 1
-    left = table.rows_max - beside - 1
-    reading = reading_cost(engine.info, contexts)
-    for place, slot in enumerate(asking):
-        room = engine.info.context_max - int(table.position[slot]) - 1
-        most = min(int(table.remaining[slot]) - 1, room, share_rows(left, len(asking) - place))
-        if tokens := ask_draft(table, slot, most, Beside(beside, 0, reading), engine.info.vocabulary_size):
-            drafts[slot] = tokens
-            left -= len(tokens)
-            beside += len(tokens)
-    return drafts
+    guesses.drop()
+    if asking:
+
+        def most(slot: int) -> int:
+            return min(int(table.remaining[slot]) - 1, engine.info.context_max - positions[slot] - 1)
+
+        guesses.ask(asking, pending, positions, rows=table.rows_max, most=most)
+    return guesses.proposed
 
 
 def _evaluate(engine: StepEngine, rows: Sequence[StepRow]) -> list[list[int]]:
@@ -125,6 +122,18 @@ def _commit(
     if proposed:
         table.runs[step], table.proposed[step] = ahead, proposed
     table.commit(counts, drawn)
+
+
+def _settle(
+    table: StepTable, guesses: StepGuesses, counts: Sequence[int], taking: Sequence[int], runs: Sequence[list[int]]
+) -> None:
+    """Account for a committed step: what its guesses have cost everybody, and brought."""
+    if all(drafter is None for drafter in table.drafter):
+        return
+    tokens = [0] * table.slots
+    for slot, run in zip(taking, runs, strict=True):
+        tokens[slot] = len(run)
+    guesses.settle(counts, tokens)
 
 
 def slot_row(table: StepTable, slot: int, count: int, drafts: Sequence[int] = ()) -> StepRow:

@@ -16,6 +16,7 @@ import numpy as np
 from tripower.runtime.engine.constraint import Constraint
 from tripower.runtime.engine.drafting import Drafter, DraftTally
 from tripower.runtime.engine.logprobs import NO_LOGPROBS, RowReport
+from tripower.runtime.engine.row_sharing import Pace
 from tripower.runtime.engine.sampling_parameters import SamplingParameters
 
 STOP, STEPS_DONE, STEPS_MAX, SLOTS, SIGNAL_FD, TURN = range(6)
@@ -70,6 +71,7 @@ class StepTable:
         """By step and slot, how many guesses were evaluated."""
         self.tally = DraftTally()
         """What guesses took since somebody last asked: it outlives `clear`."""
+        self._paces: dict[int, Pace] = {}
         self.reports: dict[int, dict[int, RowReport]] = {}
         """By step and slot, for slots that asked for log probabilities: there before `steps_done` tells of the step."""
 
@@ -168,6 +170,15 @@ class StepTable:
         self.prompt_logprobs.append(prompt_logprobs)
         self.drafter.append(drafter)
         self.control[SLOTS] = slot + 1
+
+    def paces(self) -> list[Pace]:
+        """What each slot's sequence has waited for others' guesses, from job to job. Whoever has drawn nothing before this job begins anew."""
+        known, slots = self._paces, range(self.slots)
+        sequences, drawn = self.sequence.tolist(), self.output_index.tolist()
+        self._paces = {
+            sequences[slot]: known[sequences[slot]] if drawn[slot] and sequences[slot] in known else Pace() for slot in slots
+        }
+        return [self._paces[sequences[slot]] for slot in slots]
 
     def commit(self, evaluated: Sequence[int], drawn: Sequence[int]) -> None:
         """Record one step: for each slot the rows evaluated and kept (0: not in the step) and the token drawn last (-1: none)."""

@@ -10,13 +10,10 @@ from tripower.runtime.speculation.drafter import AdaptiveDrafter, FixedDrafter, 
 from tripower.runtime.speculation.lookup import Lookup, Source
 from tripower.runtime.speculation.model_drafter import ModelDrafter, make_model_drafter
 from tripower.runtime.speculation.model_source import ModelSource
-from tripower.runtime.speculation.row_costs import DEFAULT_ROW_COSTS, RowCosts
 from tripower.runtime.speculation.settings import SpeculationSettings, Strategy, read_strategy
-from tripower.runtime.speculation.sharing import Pace, draft_room
 from tripower.runtime.speculation.simulate import Member, Simulation, simulate, simulate_together
 
 __all__ = [
-    "DEFAULT_ROW_COSTS",
     "SLOWEST",
     "AdaptiveDrafter",
     "Controller",
@@ -27,13 +24,10 @@ __all__ = [
     "Member",
     "ModelDrafter",
     "ModelSource",
-    "Pace",
-    "RowCosts",
     "Simulation",
     "Source",
     "SpeculationSettings",
     "Strategy",
-    "draft_room",
     "make_drafter",
     "make_model_drafter",
     "read_strategy",

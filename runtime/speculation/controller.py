@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tripower.runtime.engine.drafting import Beside
-from tripower.runtime.speculation.row_costs import RowCosts
+from tripower.runtime.engine.row_costs import RowCosts
 from tripower.runtime.speculation.settings import DRAFT_ADAPTIVE
 
 SLOWEST = 0.98

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from tripower.runtime.engine import SamplingParameters, StepEngine, StepRow, StepTable
 from tripower.runtime.engine.logprobs import NO_LOGPROBS
+from tripower.runtime.engine.row_costs import costs_of
 from tripower.runtime.engine.step_table import NOT_DRAWN
-from tripower.runtime.speculation.row_costs import DEFAULT_ROW_COSTS, RowCosts
 from tripower.runtime.speculation.settings import DRAFT_BOUND
 
 ROWS_AT_A_TIME = 256
@@ -28,7 +28,7 @@ class DraftModel:
         """`step_cost`: what a step of one row costs, in such steps of the target. Positive."""
         assert 0 < step_cost < math.inf
         self.engine, self.step_cost = engine, step_cost
-        self._costs = RowCosts(engine.info.row_costs) if engine.info.row_costs else DEFAULT_ROW_COSTS
+        self._costs = costs_of(engine.info.row_costs)
         self._table = StepTable(slots_max=1, steps_max=4 * DRAFT_BOUND, rows_max=ROWS_AT_A_TIME)
 
     def price(self, rows: int) -> float:

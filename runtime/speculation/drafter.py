@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tripower.runtime.engine.drafting import ALONE, Beside, Drafter
+from tripower.runtime.engine.row_costs import DEFAULT_ROW_COSTS, RowCosts
 from tripower.runtime.kernel.errors import InvalidConfiguration
 from tripower.runtime.speculation.circuit import Circuit
 from tripower.runtime.speculation.controller import Controller
 from tripower.runtime.speculation.lookup import Lookup, Source
-from tripower.runtime.speculation.row_costs import DEFAULT_ROW_COSTS, RowCosts
 from tripower.runtime.speculation.settings import DRAFT_ADAPTIVE, DRAFT_FIXED, LOOKUPS, SpeculationSettings, Strategy
 
 
@@ -137,13 +137,10 @@ def resolve(strategy: Strategy, *, draft: bool = False) -> Strategy:
     )
 
 
-def make_drafter(
-    settings: SpeculationSettings, prompt: Sequence[int], row_costs: RowCosts | Sequence[float] | None = None
-) -> Drafter | None:
+def make_drafter(settings: SpeculationSettings, prompt: Sequence[int], costs: RowCosts = DEFAULT_ROW_COSTS) -> Drafter | None:
     """A drafter without weights for the sequence with this prompt; None where speculation is off. Indexes the prompt: call it off the loop.
 
-    `row_costs` are the relative costs of the engine's step with 1, 2, 4, 8, … rows. Raises `InvalidConfiguration` for a strategy that
-    needs weights.
+    Raises `InvalidConfiguration` for a strategy that needs weights.
     """
     strategy = resolve(settings.strategy)
     if strategy is Strategy.OFF:
@@ -152,9 +149,4 @@ def make_drafter(
     source = Lookup(prompt, grows=grows, shortest=settings.ngram_min, longest=settings.ngram_max)
     if not settings.adaptive:
         return FixedDrafter(source, width_max=settings.width_max, width_min=settings.draft_min)
-    return AdaptiveDrafter(source, costs_of(row_costs), width_max=settings.width_max, width_min=settings.draft_min)
-
-
-def costs_of(row_costs: RowCosts | Sequence[float] | None) -> RowCosts:
-    """The table of an engine, or the one for engines that were not measured."""
-    return row_costs if isinstance(row_costs, RowCosts) else RowCosts(row_costs) if row_costs else DEFAULT_ROW_COSTS
+    return AdaptiveDrafter(source, costs, width_max=settings.width_max, width_min=settings.draft_min)

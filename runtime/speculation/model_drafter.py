@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 from tripower.runtime.engine import SamplingParameters
 from tripower.runtime.engine.drafting import ALONE, Beside, Drafter
+from tripower.runtime.engine.row_costs import RowCosts
 from tripower.runtime.speculation.circuit import Circuit
 from tripower.runtime.speculation.controller import Controller
 from tripower.runtime.speculation.draft_model import DraftModel
-from tripower.runtime.speculation.drafter import FixedDrafter, SourceDrafter, costs_of
+from tripower.runtime.speculation.drafter import FixedDrafter, SourceDrafter
 from tripower.runtime.speculation.model_source import MATCHED, ModelSource
-from tripower.runtime.speculation.row_costs import RowCosts
 from tripower.runtime.speculation.settings import DRAFTS, SpeculationSettings, Strategy
 
 FOR_EVER = 1 << 30
@@ -87,7 +87,7 @@ class ModelDrafter(SourceDrafter):
 def make_model_drafter(
     settings: SpeculationSettings,
     prompt: Sequence[int],
-    row_costs: RowCosts | Sequence[float] | None,
+    costs: RowCosts,
     draft: DraftModel,
     sampling: SamplingParameters,
 ) -> Drafter:
@@ -95,4 +95,4 @@ def make_model_drafter(
     source = ModelSource(draft, prompt, sampling, sure=settings.draft_p_min)
     if not settings.adaptive:
         return FixedDrafter(source, width_max=settings.width_max, width_min=settings.draft_min)
-    return ModelDrafter(source, costs_of(row_costs), width_max=settings.width_max, width_min=settings.draft_min)
+    return ModelDrafter(source, costs, width_max=settings.width_max, width_min=settings.draft_min)

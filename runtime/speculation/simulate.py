@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import msgspec
 
 from tripower.runtime.engine.drafting import ALONE, Beside, Drafter
-from tripower.runtime.speculation.row_costs import RowCosts
-from tripower.runtime.speculation.sharing import Pace, draft_room
+from tripower.runtime.engine.row_costs import RowCosts
+from tripower.runtime.engine.row_sharing import Pace, ask_in_turn, draft_room
 
 
 class Simulation(msgspec.Struct, frozen=True):
@@ -84,17 +84,19 @@ def simulate_together(members: Sequence[Member], costs: RowCosts, *, rows_max: i
         drafters = [member.drafter for member in running if member.drafter is not None]
         each = max((drafter.token_cost for drafter in drafters), default=0.0)
         room = draft_room(costs, [member.pace for member in running], plain_rows, rows_max - plain_rows, each=each)
-        drafted, drawn = 0, []
-        for member in sorted(running, key=lambda member: -member.pace.lag):
-            left = min(room - drafted, len(member.output) - member.at - 1)
-            beside = Beside(plain_rows - 1 + drafted)
-            wanted = member.drafter.propose(left, beside) if member.drafter is not None and left > 0 else ()
-            drafted += len(wanted)
-            drawn.append((member, len(wanted), _right(wanted, member.output, member.at) + 1))
-        spent = sum(drafter.spent for drafter in drafters)
+
+        def ask(place: int, room: int, beside: Beside, running: Sequence[Member] = running) -> list[int]:
+            member = running[place]
+            left = min(room, len(member.output) - member.at - 1)
+            return list(member.drafter.propose(left, beside)) if member.drafter is not None and left > 0 else []
+
+        found = ask_in_turn(range(plain_rows), [member.pace for member in running], room, Beside(plain_rows - 1), ask)
+        drafted, spent = sum(map(len, found.values())), sum(drafter.spent for drafter in drafters)
         total += costs.step(plain_rows + drafted) + spent
-        for member, proposed, tokens in drawn:
-            _take(member, proposed, tokens, costs, plain_rows, drafted, spent)
+        for place, member in enumerate(running):
+            wanted = found.get(place, ())
+            tokens = _right(wanted, member.output, member.at) + 1
+            _take(member, len(wanted), tokens, costs, plain_rows, drafted, spent)
     return total
 
 

@@ -16,6 +16,7 @@ from tests.constraints import Script
 from tests.drafters import Teller
 from tripower.backends.toy import ToyEngine
 from tripower.runtime.engine import SamplingParameters, StepRow, StepTable, run_steps
+from tripower.runtime.engine.row_costs import costs_of
 from tripower.runtime.engine.step_table import INVALID_LOGITS
 from tripower.runtime.kernel.errors import DeviceFailed
 
@@ -168,6 +169,19 @@ def test_a_step_that_fails_at_its_end_leaves_every_sequence_as_it_was() -> None:
     with pytest.raises(DeviceFailed):
         list(run_steps(engine, table))
     assert engine.length(0) == table.position[0] == 3 and table.steps_done == 1
+
+
+@pytest.mark.parametrize("costs", [(1.0, 1.2, 1.6, 2.4, 4.4), ()])
+def test_a_plain_neighbour_is_not_slowed_by_more_than_a_twentieth(costs: tuple[float, ...]) -> None:
+    engine = ToyEngine()
+    engine.info = msgspec.structs.replace(engine.info, row_costs=costs)
+    members = [plain(remaining=60), plain(remaining=60)]
+    answer = answers_of(run(engine, members[:1], [None]))[0].drawn
+    table = run(engine, members, [Teller(answer, width=8, wrong=0.5), None])
+    price = costs_of(costs)
+    both = [step for step in range(1, table.steps_done) if table.evaluated[step, 0] and table.evaluated[step, 1]]
+    cost = sum(price.step(2 + table.proposed.get(step, {}).get(0, 0)) for step in both)
+    assert price.step(2) * len(both) < cost <= 1.05 * price.step(2) * len(both)
 
 
 VOCABULARY = 257

@@ -15,11 +15,9 @@ from tripower.backends.picolm.native.kernels.sampler.settings import looks_back
 from tripower.backends.picolm.native.program import Program
 from tripower.backends.picolm.native.slots import Array
 from tripower.runtime.engine import EngineInfo, StepTable
-from tripower.runtime.engine.drafting import Beside
-from tripower.runtime.engine.drafts import ask_draft, guesses_left, reading_cost
+from tripower.runtime.engine.drafts import StepGuesses, guesses_left
 from tripower.runtime.engine.step_loop import ask_mask
 from tripower.runtime.engine.step_table import NOT_DRAWN
-from tripower.runtime.speculation import DEFAULT_ROW_COSTS, Pace, RowCosts, draft_room
 
 RESTS = (0, 0, 2, 4, 8)
 """Steps that run ahead after so many questions in a row to which nobody had a guess, the last for all that follow. A question costs little, but
@@ -27,44 +25,27 @@ whoever asks has to wait for the interpreter, which the Trio loop is busy with j
 NO_RUNS: Mapping[int, Sequence[int]] = {}
 
 
-class RowSharing:
-    """What an engine's steps cost, and how the guesses of some have cost others: it lasts from job to job."""
-
-    def __init__(self, info: EngineInfo) -> None:
-        self.info = info
-        self.costs = RowCosts(info.row_costs) if info.row_costs else DEFAULT_ROW_COSTS
-        self._paces: dict[int, Pace] = {}
-
-    def paces(self, sequences: Sequence[int], drawn: Sequence[int]) -> list[Pace]:
-        """Of these sequences, which have drawn so many tokens, and of no other from now on. Whoever has drawn none begins anew."""
-        known = self._paces
-        self._paces = {
-            sequence: known[sequence] if count and sequence in known else Pace()
-            for sequence, count in zip(sequences, drawn, strict=True)
-        }
-        return list(self._paces.values())
-
-
 class StepDrafts:
     """The guesses of one job's steps, one step after the other. On the lane."""
 
-    def __init__(self, program: Program, table: StepTable, sharing: RowSharing) -> None:
-        self._program, self._table, self._costs, self._info = program, table, sharing.costs, sharing.info
-        self._paces = sharing.paces(table.sequence[: table.slots].tolist(), table.output_index[: table.slots].tolist())
+    def __init__(self, program: Program, table: StepTable, info: EngineInfo) -> None:
+        self._program, self._table = program, table
+        self._guesses = StepGuesses(table, info)
         self.slots = [slot for slot in range(table.slots) if table.drafter[slot] is not None]
         """Those that have a drafter."""
         self._looking_back = frozenset(slot for slot in self.slots if looks_back(table.sampling[slot]))
-        self.proposed: dict[int, list[int]] = {}
-        """By slot, what the present step evaluates as guesses."""
         self._left = {slot: guesses_left(table, slot) for slot in self.slots}
-        self._spent = self._reading = 0.0
-        """What the present step's guesses cost to make, and what the sequences' states add to it."""
         self._in_vain = 0
         """Questions in a row to which nobody had a guess."""
         self._rest = 0
         """Steps for which nobody is asked after the last one of them."""
         self._told: dict[int, int] = {}
         """Tokens of the present step that a slot's constraint knows of before they are committed."""
+
+    @property
+    def proposed(self) -> dict[int, list[int]]:
+        """By slot, what the present step evaluates as guesses."""
+        return self._guesses.proposed
 
     @property
     def quiet_steps(self) -> int:
@@ -82,36 +63,25 @@ class StepDrafts:
     def put(self) -> None:
         """Ask for the next step's guesses and put them behind their slots' last tokens."""
         program, table, slots = self._program, self._table, self._program.slots
-        self.proposed, self._told = {}, {}
+        self._guesses.drop()
+        self._told = {}
         if not self.slots:
             return
         pending = ((slots.end - slots.next) * slots.alive)[: table.slots].tolist()
         asking = [slot for slot in self.slots if pending[slot] == 1 and slots.output_index[slot] > 0]
         if not asking:
             return
-        waiting = sum(1 for count in pending if count)
-        prompts = min(sum(pending) - waiting, table.mixed_rows)
-        paces = [pace for pace, count in zip(self._paces, pending, strict=True) if count == 1]
-        left = min(table.rows_max, program.rows_max, program.drawn_max) - waiting
-        drafters = [drafter for slot in asking if (drafter := table.drafter[slot]) is not None]
-        each = max((drafter.token_cost for drafter in drafters), default=0.0)
-        contexts = [position for position, count in zip(slots.position.tolist(), pending, strict=False) if count]
-        self._reading = reading_cost(self._info, contexts)
-        left = draft_room(self._costs, paces, waiting + prompts, max(left, 0), each=each, reading=self._reading)
-        vocabulary = program.model.decoder.vocabulary_size
-        for slot in sorted(asking, key=lambda slot: -self._paces[slot].lag):
-            most = min(int(slots.remaining[slot]) - 1, self._left[slot], left)
-            tokens = ask_draft(table, slot, most, Beside(waiting - 1, prompts, self._reading), vocabulary)
-            if tokens:
-                later = table.constraint[slot] is not None or slot in self._looking_back
-                slots.put_drafts(slot, tokens, DRAWS_LATER if later else DRAWS_ALL)
-                self.proposed[slot] = tokens
-                left -= len(tokens)
-                waiting += len(tokens)
-        self._spent = sum(drafter.spent for drafter in drafters)
-        if self.proposed or left > 0:  # without room nobody was asked
+        rows = min(table.rows_max, program.rows_max, program.drawn_max)
+        self._guesses.ask(asking, pending, slots.position.tolist(), rows=rows, most=self._most)
+        for slot, tokens in self.proposed.items():
+            later = table.constraint[slot] is not None or slot in self._looking_back
+            slots.put_drafts(slot, tokens, DRAWS_LATER if later else DRAWS_ALL)
+        if self._guesses.room:  # otherwise nobody was asked
             self._in_vain = 0 if self.proposed else self._in_vain + 1
             self._rest = RESTS[min(self._in_vain, len(RESTS) - 1)]
+
+    def _most(self, slot: int) -> int:
+        return min(int(self._program.slots.remaining[slot]) - 1, self._left[slot])
 
     def rested(self) -> None:
         """The steps at which nobody was to be asked are over: at the next one somebody may be."""
@@ -153,21 +123,16 @@ class StepDrafts:
 
     def settle(self, evaluated: Sequence[int], drawn: Sequence[int], runs: Mapping[int, Sequence[int]] = NO_RUNS) -> None:
         """Account for a committed step: what its guesses have cost everybody, and brought."""
-        if len(self._paces) < 2 or not self.slots:
-            return
-        guessed = sum(map(len, self.proposed.values()))
-        kept = sum(len(run) - 1 for run in runs.values())
-        rows = sum(evaluated) - kept
-        for slot, pace in enumerate(self._paces):
-            if drawn[slot] != NOT_DRAWN:
-                tokens = len(runs.get(slot, (0,)))
-                pace.settle(self._costs, rows, guessed, tokens, spent=self._spent, reading=self._reading)
+        if self.slots:
+            tokens = [0 if token == NOT_DRAWN else len(runs.get(slot, (token,))) for slot, token in enumerate(drawn)]
+            self._guesses.settle(evaluated, tokens)
 
     def end_step(self) -> dict[int, list[int]]:
         """The step is committed; what it had as guesses."""
         if self.proposed:
             self._program.slots.drop_drafts(list(self.proposed))
-        proposed, self.proposed, self._told, self._spent = self.proposed, {}, {}, 0.0
+        proposed, self._told = self.proposed, {}
+        self._guesses.drop()
         return proposed
 
     def take_back(self) -> None:

@@ -17,7 +17,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tripower.backends.picolm.native.drafts import RowSharing
 from tripower.backends.picolm.native.program import Program
 from tripower.backends.picolm.native.stepwise import Stepwise, has_sound_logits, is_restricted, report_row, state_row
 from tripower.backends.picolm.paged_engine import PagedEngine
@@ -35,7 +34,6 @@ class NativeEngine(PagedEngine):
         super().__init__(program.pool.table)
         self.info = info
         self._program: Program | None = program
-        self._sharing = RowSharing(info)
         self._own_table = StepTable(slots_max=program.slots_max, steps_max=1, rows_max=program.rows_max)
 
     def step(self, rows: Sequence[StepRow]) -> list[int]:
@@ -128,7 +126,6 @@ class NativeEngine(PagedEngine):
     def take_row_costs(self, costs: tuple[float, ...]) -> None:
         """Say what was measured of steps with 1, 2, 4, … rows. Before the first job."""
         self.info = msgspec.structs.replace(self.info, row_costs=costs)
-        self._sharing = RowSharing(self.info)
 
     @property
     def _usable(self) -> Program:
@@ -184,7 +181,7 @@ class NativeEngine(PagedEngine):
         """A job with Python between its steps; whether it has to end. On an error the steps that were committed stay, and no other."""
         program = self._usable
         with self._job(table):
-            job = Stepwise(program, table, self._sharing)
+            job = Stepwise(program, table, self.info)
             try:
                 return job.run()
             except BaseException:

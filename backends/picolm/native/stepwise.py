@@ -19,11 +19,11 @@ import sys
 import numpy as np
 from numpy.typing import NDArray
 
-from tripower.backends.picolm.native.drafts import RowSharing, StepDrafts
+from tripower.backends.picolm.native.drafts import StepDrafts
 from tripower.backends.picolm.native.kernels.sampler.report import NO_TOKEN, SUM_LARGEST, SUM_MASS
 from tripower.backends.picolm.native.program import Program
 from tripower.backends.sampling import LOGPROB_MIN, is_banning
-from tripower.runtime.engine import RowReport, StepRow, StepTable, TokenLogprobs
+from tripower.runtime.engine import EngineInfo, RowReport, StepRow, StepTable, TokenLogprobs
 from tripower.runtime.engine.drafts import tell_drafter
 from tripower.runtime.engine.logprobs import NO_LOGPROBS
 from tripower.runtime.engine.step_loop import ask_mask
@@ -35,7 +35,7 @@ ONE = (1).to_bytes(8, sys.byteorder)
 class Stepwise:
     """One job over a table whose slots were filled by `Program.begin`. On the lane."""
 
-    def __init__(self, program: Program, table: StepTable, sharing: RowSharing) -> None:
+    def __init__(self, program: Program, table: StepTable, info: EngineInfo) -> None:
         self._program, self._table = program, table
         self._single = StepTable(slots_max=table.slots_max, steps_max=1, rows_max=table.rows_max, mixed_rows=table.mixed_rows)
         self._single.clear(steps_max=1)
@@ -44,7 +44,7 @@ class Stepwise:
         self._constrained = [slot for slot in slots if table.constraint[slot] is not None]
         self._scoring = [slot for slot in slots if table.prompt_logprobs[slot] != NO_LOGPROBS]
         self._reporting = [slot for slot in slots if table.logprobs[slot] != NO_LOGPROBS or slot in self._scoring]
-        self._drafts = StepDrafts(program, table, sharing)
+        self._drafts = StepDrafts(program, table, info)
         for slot in self._reporting:
             program.slots.report_top[slot] = max(table.logprobs[slot], table.prompt_logprobs[slot])
         program.enter(self._single)
@@ -107,10 +107,11 @@ class Stepwise:
             self._program.enter(self._single)
             drafts.rested()
         for step in range(first, table.steps_done):
-            drafts.settle(table.evaluated[step].tolist(), table.drawn[step].tolist())
+            evaluated, drawn = (column[step, : table.slots].tolist() for column in (table.evaluated, table.drawn))
+            drafts.settle(evaluated, drawn)
             for slot in drafts.slots:
-                if table.drawn[step, slot] != NOT_DRAWN:
-                    tell_drafter(table, slot, [int(table.drawn[step, slot])], 0)
+                if drawn[slot] != NOT_DRAWN:
+                    tell_drafter(table, slot, drawn[slot : slot + 1], 0)
         return table.steps_done > first
 
     def _step(self) -> bool:

@@ -19,7 +19,7 @@ from tripower.bench.speculative.command import main, read_work
 from tripower.runtime.kernel import InvalidConfiguration
 
 PLAN = PeerPlan(
-    path=Path("/models/m.gguf"), encoding="Q4_1", chats=True, mode="ngram-context", guesses=None, tokens=8, rounds=1, prompts=2,
+    path=Path("/models/m.gguf"), encoding="Q4_1", chats=True, mode="ngram-context", guesses=None, tokens=8, rounds=1, samples=2, prompts=2,
     concurrency=(1, 2), work=("edit", "chat"), threads=2,
 )  # fmt: skip
 
@@ -94,6 +94,8 @@ async def test_each_prompt_is_asked_cold_and_kept_in_both_orders(monkeypatch: py
     assert asked[:8] == cold * 2  # two prompts
     kept = [("ours", 1, 1, True), ("peer", 1, 1, True)]
     assert asked[8:14] == [*kept, *((name, width, tokens, True) for name, width, tokens, _ in cold)]
+    both_at_once = [ask for ask in asked if ask[1] == 2]
+    assert len(both_at_once) == 2 * (2 * 2 * 2 * 2 + 2)  # of two kinds of work; a single group has two rounds of each order
     cells = {cell.name: cell for cell in comparison.cells()}
     assert len(set(kept_cells)) == len(kept_cells) and kept_cells[-1] == len(cells)
     aim = cells["all repetitive × 1, request-wide"]

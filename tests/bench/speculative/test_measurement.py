@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-import attrs
 import pytest
 
 from tripower.actors.dialogue import GenerationRequest
@@ -16,17 +15,9 @@ from tripower.bench.speculative.samples import Group, Sample
 from tripower.runtime.engine import EngineInfo
 
 PLAN = Plan(
-    model="m", mode="ngram-context", tokens=6, rounds=1, quick=True, prompts=2, concurrency=(1,), work=("edit", "chat"), threads=1, each=False
+    model="m", mode="ngram-context", tokens=6, rounds=1, samples=1, prompts=2, concurrency=(1,), work=("edit", "chat"), threads=1, each=False
 )  # fmt: skip
 INFO = EngineInfo(backend="toy", architecture="toy", context_max=99, vocabulary_size=257, sequences_max=1)
-
-
-@pytest.mark.parametrize(
-    ("groups", "rounds", "quick", "each"),
-    [(12, 1, False, 1), (2, 1, False, 2), (1, 1, False, 3), (1, 5, False, 5), (1, 1, True, 1)],
-)
-def test_a_figure_of_few_groups_has_more_rounds(groups: int, rounds: int, quick: bool, each: int) -> None:
-    assert attrs.evolve(PLAN, rounds=rounds, quick=quick).rounds_of(groups) == each
 
 
 async def test_prompts_are_asked_cold_then_evaluated_then_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from trio.testing import MockClock
 
 from tests.actors.rigs import greedy, open_toy, request, warm_up
 from tripower.bench.speculative.closed_loop import run_closed_loop
-from tripower.bench.speculative.samples import Group, Round, Sample, geometric_mean, run_group, score
+from tripower.bench.speculative.samples import Group, Round, Sample, geometric_mean, rounds_of, run_group, score
 
 
 def sample(seconds: float, tokens: tuple[int, ...] = (1, 2, 3), accepted: int = 0) -> Sample:
@@ -77,3 +77,11 @@ async def test_the_next_question_is_asked_when_one_is_answered(autojump_clock: M
     began = trio.current_time()
     assert await run_closed_loop(4, 2, one) == (0, 1, 2, 3)
     assert asked == {0: 0, 1: 0, 2: 1, 3: 3}
+
+
+@pytest.mark.parametrize(
+    ("groups", "rounds", "samples", "each"),
+    [(12, 1, 3, 1), (2, 1, 3, 2), (1, 1, 3, 3), (1, 5, 3, 5), (1, 1, 1, 1)],
+)
+def test_a_figure_of_few_groups_has_more_rounds(groups: int, rounds: int, samples: int, each: int) -> None:
+    assert rounds_of(groups, rounds=rounds, samples=samples) == each

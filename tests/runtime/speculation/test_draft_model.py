@@ -12,7 +12,8 @@ from tests.runtime.speculation.drafts import GREEDY, OtherToy, answer_of, source
 from tripower.backends.toy import ToyEngine
 from tripower.runtime.engine import SamplingParameters, StepTable
 from tripower.runtime.engine.contract import EngineInfo
-from tripower.runtime.speculation import DEFAULT_ROW_COSTS, DraftedEngine, DraftModel, FixedDrafter, ModelSource
+from tripower.runtime.engine.row_costs import DEFAULT_ROW_COSTS
+from tripower.runtime.speculation import DraftedEngine, DraftModel, FixedDrafter, ModelSource
 from tripower.runtime.speculation.draft_model import ROWS_AT_A_TIME
 
 PROMPT = list(b"once upon a time")

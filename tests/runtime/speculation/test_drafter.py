@@ -14,16 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tripower.runtime.engine.drafting import ALONE, Beside
-from tripower.runtime.speculation import (
-    SLOWEST,
-    AdaptiveDrafter,
-    Lookup,
-    RowCosts,
-    SpeculationSettings,
-    Strategy,
-    make_drafter,
-    simulate,
-)
+from tripower.runtime.engine.row_costs import RowCosts
+from tripower.runtime.speculation import SLOWEST, AdaptiveDrafter, Lookup, SpeculationSettings, Strategy, make_drafter, simulate
 from tripower.runtime.speculation.controller import HOT_WIDTHS, Controller
 
 NATIVE = RowCosts((3.9, 3.9, 4.7, 8.3, 16.7))

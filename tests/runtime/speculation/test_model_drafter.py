@@ -12,17 +12,10 @@ from hypothesis import strategies as st
 from tests.runtime.speculation.drafts import OtherToy, answer_of, source_of
 from tripower.backends.toy import ToyEngine
 from tripower.runtime.engine.drafting import Beside
-from tripower.runtime.speculation import (
-    SLOWEST,
-    Member,
-    ModelDrafter,
-    RowCosts,
-    Simulation,
-    simulate,
-    simulate_together,
-)
+from tripower.runtime.engine.row_costs import RowCosts
+from tripower.runtime.engine.row_sharing import LATER_MAX
+from tripower.runtime.speculation import SLOWEST, Member, ModelDrafter, Simulation, simulate, simulate_together
 from tripower.runtime.speculation.model_drafter import LOAN
-from tripower.runtime.speculation.sharing import LATER_MAX
 
 PROMPT = list(b"it was a dark and stormy night")
 FLAT = RowCosts((1.0, 1.0, 1.2, 2.1, 4.3))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tripower.runtime.engine.drafting import Drafter
+from tripower.runtime.engine.row_costs import RowCosts
 from tripower.runtime.kernel.errors import InvalidConfiguration
 from tripower.runtime.speculation import (
     AdaptiveDrafter,
@@ -75,7 +76,7 @@ def test_an_unset_length_is_the_strategys(strategy: str, width: int) -> None:
 
 
 def made(strategy: str, prompt: list[int], **values: Any) -> Drafter | None:
-    return make_drafter(SpeculationSettings(strategy=Strategy(strategy), **values), prompt, (1.0, 1.0, 1.0, 1.0))
+    return make_drafter(SpeculationSettings(strategy=Strategy(strategy), **values), prompt, RowCosts((1.0, 1.0, 1.0, 1.0)))
 
 
 def test_off_has_no_drafter() -> None:

@@ -18,13 +18,13 @@ from tripower.backends.picolm.native.drafts import StepDrafts
 from tripower.backends.picolm.native.engine import NativeEngine
 from tripower.backends.picolm.native.stepwise import Stepwise
 from tripower.runtime.engine import StepTable
+from tripower.runtime.engine.row_costs import RowCosts, costs_of
 from tripower.runtime.speculation import (
     DraftedEngine,
     DraftModel,
     FixedDrafter,
     ModelDrafter,
     ModelSource,
-    RowCosts,
     SpeculationSettings,
     Strategy,
     make_model_drafter,
@@ -234,7 +234,8 @@ def test_a_real_model_that_guesses_for_itself_says_what_it_would_have_said(smoll
     how = SpeculationSettings(strategy=Strategy.DRAFT_MODEL)
     for settings_, width in ((how, 4), (msgspec.structs.replace(how, adaptive=False, draft_max=8), 8)):
         drafters = [
-            make_model_drafter(settings_, member.prompt, target.info.row_costs, engine.draft, sampling) for member in members
+            make_model_drafter(settings_, member.prompt, costs_of(target.info.row_costs), engine.draft, sampling)
+            for member in members
         ]
         assert isinstance(drafters[0], ModelDrafter if width == 4 else FixedDrafter)
         table = run(engine, members, drafters, steps=64)  # type: ignore[arg-type]

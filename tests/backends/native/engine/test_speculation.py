@@ -30,7 +30,8 @@ from tripower.backends.picolm.native.stepwise import Stepwise
 from tripower.runtime.engine import StepTable
 from tripower.runtime.engine.drafting import ALONE, Beside
 from tripower.runtime.engine.drafts import SPARE_TOKENS
-from tripower.runtime.speculation import RowCosts, SpeculationSettings, Strategy, make_drafter
+from tripower.runtime.engine.row_costs import RowCosts
+from tripower.runtime.speculation import SpeculationSettings, Strategy, make_drafter
 
 PLAIN_SAMPLED = msgspec.structs.replace(SAMPLED, repeat_penalty=1.0, presence_penalty=0.0)
 BIASED = msgspec.structs.replace(GREEDY, logit_bias=((3, 2.0), (9, -1.0)))

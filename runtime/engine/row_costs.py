@@ -5,6 +5,7 @@ All decisions of speculation read this table and no clock, so a request's steps 
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left
 from collections.abc import Sequence
 from math import inf
@@ -64,3 +65,9 @@ class RowCosts:
 
 DEFAULT_ROW_COSTS = RowCosts((1.0, 1.1, 1.4, 2.3, 4.4))
 """For an engine that was not measured: cautious, as on two cores of a processor."""
+
+
+@functools.lru_cache(maxsize=64)
+def costs_of(measured: tuple[float, ...]) -> RowCosts:
+    """The table of an engine, `EngineInfo.row_costs`; the cautious one where nothing was measured."""
+    return RowCosts(measured) if measured else DEFAULT_ROW_COSTS

@@ -11,14 +11,20 @@ next step. In equal parts, those who need none get as much as the one that every
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
-from tripower.runtime.speculation.row_costs import RowCosts
+from tripower.runtime.engine.drafting import Beside
+from tripower.runtime.engine.row_costs import RowCosts
 
 LATER_MAX = 1.05
 """How much longer a token may take than in steps without guesses."""
 KEPT = 0.98
 """What is left of a step's weight after each further one: some 50 steps make a pace, so that an old margin is no licence."""
+
+
+Ask: TypeAlias = Callable[[int, int, Beside], list[int]]
+"""Of a slot: its guesses, at most so many, for a step that has so much besides its own rows."""
 
 
 class Pace:
@@ -75,3 +81,14 @@ def draft_room(
         else:
             high = middle - 1
     return low
+
+
+def ask_in_turn(asking: Iterable[int], paces: Sequence[Pace], room: int, beside: Beside, ask: Ask) -> dict[int, list[int]]:
+    """The guesses of those slots that have some, `room` of them at most: whoever is furthest behind is asked first. `paces` are of all slots."""
+    found: dict[int, list[int]] = {}
+    for slot in sorted(asking, key=lambda slot: -paces[slot].lag):
+        if guesses := ask(slot, room, beside):
+            found[slot] = guesses
+            room -= len(guesses)
+            beside = Beside(beside.rows + len(guesses), beside.prompts, beside.reading)
+    return found

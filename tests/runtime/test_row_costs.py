@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tripower.runtime.engine.drafting import Beside
-from tripower.runtime.speculation import RowCosts
+from tripower.runtime.engine.row_costs import RowCosts
 
 NATIVE = RowCosts((3.9, 3.9, 4.7, 8.3, 16.7))
 

@@ -9,20 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tripower.runtime.engine import EngineInfo
+from tripower.runtime.engine import EngineInfo, SamplingParameters, StepTable
+from tripower.runtime.engine.drafting import Beside
 from tripower.runtime.engine.drafts import reading_cost
-from tripower.runtime.speculation import (
-    Lookup,
-    Member,
-    Pace,
-    RowCosts,
-    SpeculationSettings,
-    draft_room,
-    make_drafter,
-    simulate_together,
-)
+from tripower.runtime.engine.row_costs import RowCosts
+from tripower.runtime.engine.row_sharing import LATER_MAX, Pace, ask_in_turn, draft_room
+from tripower.runtime.speculation import Lookup, Member, SpeculationSettings, make_drafter, simulate_together
 from tripower.runtime.speculation.drafter import AdaptiveDrafter
-from tripower.runtime.speculation.sharing import LATER_MAX
 
 EVEN = RowCosts((1.0, 1.1, 1.3, 1.6, 2.4))
 STEEP = RowCosts((1.0, 1.0, 1.2, 2.13, 4.28))
@@ -107,3 +100,35 @@ def test_a_plain_neighbour_of_a_copy_loses_no_more_than_its_twentieth() -> None:
     plain = Member(noise, None)
     simulate_together([plain, Member(text, AdaptiveDrafter(Lookup(text, grows=True), EVEN))], EVEN)
     assert plain.cost <= LATER_MAX * plain.plain
+
+
+def test_a_pace_lasts_from_job_to_job_until_its_sequence_begins_anew() -> None:
+    table = StepTable(slots_max=2, steps_max=1, rows_max=4)
+
+    def job(*members: tuple[int, int]) -> list[Pace]:
+        table.clear(steps_max=1)
+        for sequence, drawn in members:
+            table.add(
+                sequence=sequence, position=0, pending=(1,), remaining=1, output_index=drawn, sampling=SamplingParameters(),
+                ends=frozenset(), history=(), prompt_length=1,
+            )  # fmt: skip
+        return table.paces()
+
+    seven, nine = job((7, 0), (9, 0))
+    assert job((9, 3), (7, 1)) == [nine, seven]
+    assert job((7, 0)) != [seven], "it has drawn nothing: another sequence under the same number"
+    assert job((9, 4)) != [nine], "it was away"
+
+
+def test_whoever_is_furthest_behind_is_asked_first_and_may_have_all_the_room() -> None:
+    paces = [Pace(), Pace(), Pace()]
+    for pace, tokens in zip(paces, (2, 1, 3), strict=True):
+        pace.settle(EVEN, 3, 1, tokens)
+    asked: list[tuple[int, int, Beside]] = []
+
+    def ask(slot: int, room: int, beside: Beside) -> list[int]:
+        asked.append((slot, room, beside))
+        return [slot] * min(room, 3) if slot else []
+
+    assert ask_in_turn([0, 1, 2], paces, 5, Beside(2, 4, 0.5), ask) == {1: [1, 1, 1], 2: [2, 2]}
+    assert asked == [(1, 5, Beside(2, 4, 0.5)), (0, 2, Beside(5, 4, 0.5)), (2, 2, Beside(5, 4, 0.5))]
