@@ -71,6 +71,8 @@ class Measurement:
     """By work and concurrency, with nothing kept of the prompts."""
     warm: dict[tuple[str, int], Rounds] = attrs.Factory(dict)
     """The same with prompts that were evaluated before."""
+    gains: dict[str, list[float]] = attrs.Factory(dict)
+    """By work, what each answer would gain by the table; of the first concurrency, since answers are the same at every one."""
     sampled: list[bool] = attrs.Factory(list)
 
     async def run(self) -> list[Cell]:
@@ -82,6 +84,8 @@ class Measurement:
                 rounds = rounds_of(len(groups), rounds=self.plan.rounds, samples=self.plan.samples)
                 for kept, found in ((False, self.rounds), (True, self.warm)):
                     found[name, width] = [await self._group(name, width, group, rounds, kept) for group in groups]
+                if name not in self.gains:
+                    self.gains[name] = self._gains(self.rounds[name, width])
                 self.keep(self.cells())
         for name, prompts in chosen.items():
             self.progress(f"{name}, sampled")
@@ -149,19 +153,20 @@ class Measurement:
         yield _cell(f"{name} × {width}, {WARM}", warm)
         yield _cell(f"{name} × {width}, steady decode", cold, steady=True)
 
+    def _gains(self, groups: Rounds) -> list[float]:
+        costs, gains = costs_of(self.info.row_costs), list[float]()
+        settings = SpeculationSettings(strategy=read_strategy(self.plan.mode))
+        for sample in (each for group in groups for each in group[0].plain.samples):
+            drafter = make_drafter(settings, sample.prompt, costs)
+            assert drafter is not None
+            gains.append(simulate(sample.tokens, drafter, costs).gain)
+        return gains
+
     def _counted(self) -> list[Cell]:
         """What the answers cost by the table, without a clock."""
-        costs = costs_of(self.info.row_costs)
-        settings = SpeculationSettings(strategy=read_strategy(self.plan.mode))
-        gains: dict[str, list[float]] = {}
-        for (name, width), groups in self.rounds.items():
-            for sample in (each for group in groups for each in group[0].plain.samples if width == self.plan.concurrency[0]):
-                drafter = make_drafter(settings, sample.prompt, costs)
-                assert drafter is not None
-                gains.setdefault(name, []).append(simulate(sample.tokens, drafter, costs).gain)
-        note = f"by passes and the row costs {tuple(costs.measured)}, which were measured at load"
-        worst = min(gain for found in gains.values() for gain in found)
-        cells = [single_cell(f"{name}, counted", geometric_mean(found), unit="×") for name, found in gains.items()]
+        note = f"by passes and the row costs {costs_of(self.info.row_costs).measured}, which were measured at load"
+        worst = min(gain for found in self.gains.values() for gain in found)
+        cells = [single_cell(f"{name}, counted", geometric_mean(found), unit="×") for name, found in self.gains.items()]
         return [*cells, single_cell("worst prompt, counted", worst, unit="×", target=WORST, note=note)]
 
     def _identity(self) -> list[Cell]:

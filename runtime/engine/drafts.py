@@ -40,6 +40,8 @@ class StepGuesses:
     def __init__(self, table: StepTable, info: EngineInfo) -> None:
         self._table, self._info, self._costs = table, info, costs_of(info.row_costs)
         self._paces = table.paces()
+        self._shared = table.slots > 1 and any(drafter is not None for drafter in table.drafter)
+        """Whether somebody's guesses can cost somebody else."""
         self._spent = self._reading = 0.0
         """What the present step's guesses cost to make, and what the sequences' states add to it."""
         self.room = 0
@@ -73,7 +75,7 @@ class StepGuesses:
 
     def settle(self, evaluated: Sequence[int], tokens: Sequence[int]) -> None:
         """The step is committed: rows that are kept, and tokens, of each slot; none of a slot that has only sat by."""
-        if len(self._paces) < 2:
+        if not self._shared:
             return
         rows = sum(evaluated) - sum(tokens[slot] - 1 for slot in self.proposed)
         guessed = sum(map(len, self.proposed.values()))

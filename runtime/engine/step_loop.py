@@ -128,8 +128,6 @@ def _settle(
     table: StepTable, guesses: StepGuesses, counts: Sequence[int], taking: Sequence[int], runs: Sequence[list[int]]
 ) -> None:
     """Account for a committed step: what its guesses have cost everybody, and brought."""
-    if all(drafter is None for drafter in table.drafter):
-        return
     tokens = [0] * table.slots
     for slot, run in zip(taking, runs, strict=True):
         tokens[slot] = len(run)

@@ -173,12 +173,12 @@ class StepTable:
 
     def paces(self) -> list[Pace]:
         """What each slot's sequence has waited for others' guesses, from job to job. Whoever has drawn nothing before this job begins anew."""
-        known, slots = self._paces, range(self.slots)
-        sequences, drawn = self.sequence.tolist(), self.output_index.tolist()
+        known, slots = self._paces, self.slots
         self._paces = {
-            sequences[slot]: known[sequences[slot]] if drawn[slot] and sequences[slot] in known else Pace() for slot in slots
+            sequence: known[sequence] if drawn and sequence in known else Pace()
+            for sequence, drawn in zip(self.sequence[:slots].tolist(), self.output_index[:slots].tolist(), strict=True)
         }
-        return [self._paces[sequences[slot]] for slot in slots]
+        return list(self._paces.values())
 
     def commit(self, evaluated: Sequence[int], drawn: Sequence[int]) -> None:
         """Record one step: for each slot the rows evaluated and kept (0: not in the step) and the token drawn last (-1: none)."""

@@ -123,9 +123,8 @@ class StepDrafts:
 
     def settle(self, evaluated: Sequence[int], drawn: Sequence[int], runs: Mapping[int, Sequence[int]] = NO_RUNS) -> None:
         """Account for a committed step: what its guesses have cost everybody, and brought."""
-        if self.slots:
-            tokens = [0 if token == NOT_DRAWN else len(runs.get(slot, (token,))) for slot, token in enumerate(drawn)]
-            self._guesses.settle(evaluated, tokens)
+        tokens = [0 if token == NOT_DRAWN else len(runs.get(slot, (token,))) for slot, token in enumerate(drawn)]
+        self._guesses.settle(evaluated, tokens)
 
     def end_step(self) -> dict[int, list[int]]:
         """The step is committed; what it had as guesses."""
